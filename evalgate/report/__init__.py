@@ -1,0 +1,1 @@
+"""From records and verdicts to pages and tables; renders strings, writes nothing."""

@@ -1,0 +1,1 @@
+"""Shipped specs and policies (TOML data only)."""
