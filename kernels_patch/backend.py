@@ -1,0 +1,211 @@
+"""The attention backend that vLLM 0.32 loads in place of its CPU one: an INT8 KV cache.
+
+vLLM's planner is told that a token and head takes 2*D + 8 bytes, and hands the cache over as int8
+[blocks, Hkv, block_size, 2*D + 8], each (block, head) one contiguous page that ``layout`` divides.
+vLLM writes the cache through ``do_kv_cache_update`` before it attends through ``forward``.
+
+This module translates vLLM's words into ``plan``, ``dispatch`` and ``counters`` and knows no
+arithmetic. It is imported only in a process that ``plugin`` has registered it in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
+
+from kernels_patch.counters import Planned, RouteCounters
+from kernels_patch.dispatch import Kernels, choose_kernels, run_batch
+from kernels_patch.faults import planted_fault
+from kernels_patch.layout import PageLayout
+from kernels_patch.plan import RouteBatch, plan_step
+from kernels_patch.support import BLOCK_TOKENS, engine_refusal, layer_refusal
+from kernels_patch.switches import RefusalError, stopping_the_server
+
+COUNTERS = RouteCounters()  # of this process: what the worker reports
+
+
+class Int8KVBackend(AttentionBackend):
+    """What vLLM asks a backend about itself."""
+
+    forward_includes_kv_cache_update: bool = False
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16]
+
+    @staticmethod
+    def get_name() -> str:
+        # vLLM looks the backend's enum member up by this name, and the member is the CPU's.
+        return "CPU_ATTN"
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec=None) -> list[int | MultipleOf]:
+        return [MultipleOf(BLOCK_TOKENS)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        # Blocks outermost within a layer, heads next: a (block, head) page is contiguous.
+        return (KVCacheLayout.LBHNC,)
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        layout = PageLayout(BLOCK_TOKENS, spec.head_size)
+        return replace(spec, dtype=torch.int8, state_content_bytes=layout.bytes_per_token)
+
+    @staticmethod
+    def get_impl_cls() -> type[Int8KVImpl]:
+        return Int8KVImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[Int8KVMetadataBuilder]:
+        return Int8KVMetadataBuilder
+
+
+@dataclass
+class Int8KVMetadata(AttentionMetadata):
+    """One step, split by route; shared by all layers."""
+
+    batches: tuple[RouteBatch, ...]
+
+
+class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
+    """Plans every step once and counts what it planned."""
+
+    def __init__(
+        self,
+        kv_cache_spec: AttentionSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        with stopping_the_server():
+            reason = engine_refusal(
+                block_size=kv_cache_spec.block_size,
+                head_dim=kv_cache_spec.head_size,
+                head_dim_v=kv_cache_spec.head_size_v,
+                speculative=vllm_config.speculative_config is not None,
+                context_parallel=vllm_config.parallel_config.decode_context_parallel_size,
+            )
+            if reason is not None:
+                raise RefusalError(reason)
+            self.kernels = choose_kernels(kv_cache_spec.head_size, vllm_config.model_config.dtype)
+        COUNTERS.add_layers(layer_names)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> Int8KVMetadata:
+        common = common_attn_metadata
+        if common.causal is not True:
+            raise NotImplementedError(
+                "kernels_patch serves causal attention only, and this batch asks for another mask"
+            )
+        batches = plan_step(
+            common.query_start_loc_cpu.tolist(),
+            common.seq_lens.tolist(),
+            common.block_table_tensor,
+        )
+        COUNTERS.count_step(
+            [
+                Planned(self.kernels.labels[batch.route], batch.num_requests, batch.num_tokens)
+                for batch in batches
+            ]
+        )
+        return Int8KVMetadata(batches)
+
+
+class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
+    """One layer: writes its keys and values as INT8 pages and attends a planned step."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        **further_options: object,
+    ) -> None:
+        dtype = get_current_vllm_config().model_config.dtype
+        with stopping_the_server():
+            reason = layer_refusal(
+                head_dim=head_size,
+                dtype=str(dtype).removeprefix("torch."),
+                attn_type=AttentionType(attn_type).value,
+                kv_cache_dtype=kv_cache_dtype,
+                features={
+                    "alibi_slopes": alibi_slopes,
+                    "sliding_window": sliding_window,
+                    "logits_soft_cap": logits_soft_cap,
+                    "kv_sharing_target_layer_name": kv_sharing_target_layer_name,
+                    **further_options,
+                },
+            )
+            if reason is not None:
+                raise RefusalError(reason)
+            self.kernels: Kernels = choose_kernels(head_size, dtype)
+            self.fault = planted_fault()
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write key and value [T, Hkv, D] at slot_mapping [T]; a padded tail has no slots."""
+        tokens = slot_mapping.numel()
+        self.kernels.write_kv(key[:tokens], value[:tokens], kv_cache, slot_mapping)
+        if self.fault is not None:
+            self.fault.after_write(kv_cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: Int8KVMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend query [T, Hq, D]; ``output`` [T, Hq, D] is written and returned."""
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("kernels_patch does not quantise attention outputs")
+        if attn_metadata is None:  # vLLM's profiling and compilation runs have no step to attend
+            return output
+        launched = set()
+        for batch in attn_metadata.batches:
+            run_batch(self.kernels, batch, query, key, value, kv_cache, self.scale, output)
+            launched.add(self.kernels.labels[batch.route])
+        for route in launched:
+            COUNTERS.count_launch(layer.layer_name, route)
+        if self.fault is not None:
+            self.fault.delay_layer(len(COUNTERS.layer_names))
+        return output

@@ -1,0 +1,112 @@
+"""Which implementation serves a route, chosen once for a shape, and a step's work sent to it.
+
+The native kernels serve where they load and support the shape, else the plain torch form does: as
+the routes ``prefix_torch`` and ``decode_torch`` where native is missing or was not wanted, as
+``fallback`` where native is there and cannot take this shape. Whatever is chosen is said on stderr
+once. It knows plans and kernels, but neither vLLM nor counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+import torch
+
+from kernels_patch import torch_form
+from kernels_patch.plan import DECODE, FIRST_CHUNK, PREFIX, RouteBatch
+from kernels_patch.switches import IMPL_SWITCH, RefusalError, forced_impl, say
+
+FALLBACK = "fallback"
+TORCH_LABELS = {FIRST_CHUNK: FIRST_CHUNK, PREFIX: "prefix_torch", DECODE: "decode_torch"}
+NATIVE_LABELS = {FIRST_CHUNK: FIRST_CHUNK, PREFIX: PREFIX, DECODE: DECODE}
+FALLBACK_LABELS = {FIRST_CHUNK: FIRST_CHUNK, PREFIX: FALLBACK, DECODE: FALLBACK}
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One implementation of the scheme. ``labels`` names the route under which each planned route
+    is counted; the functions have the signatures of ``torch_form``."""
+
+    impl: str
+    labels: Mapping[str, str]
+    write_kv: Callable[..., None]
+    first_chunk: Callable[..., None]
+    prefix: Callable[..., None]
+    decode: Callable[..., None]
+
+
+@cache
+def choose_kernels(head_dim: int, dtype: torch.dtype) -> Kernels:
+    """The kernels for this head size and dtype of queries, by the environment and the machine.
+
+    Raises RefusalError when the environment forces the native ones and they cannot serve.
+    """
+    wanted = forced_impl()
+    if wanted == "torch":
+        say(f"serving with the plain torch form ({IMPL_SWITCH}=torch): slow, for comparison only")
+        return _kernels("torch", torch_form, TORCH_LABELS)
+    native, unavailable = _load_native()
+    reason = unavailable or native.unsupported_reason(head_dim, dtype)
+    if reason is None:
+        say(f"serving with the native kernels ({native.describe()})")
+        return _kernels("native", native, NATIVE_LABELS)
+    if wanted == "native":
+        raise RefusalError(f"{IMPL_SWITCH}=native was asked for, and {reason}")
+    say(f"NO NATIVE KERNELS: {reason}. Serving with the plain torch form, which is slow.")
+    return _kernels("torch", torch_form, TORCH_LABELS if unavailable else FALLBACK_LABELS)
+
+
+def run_batch(
+    kernels: Kernels,
+    batch: RouteBatch,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    sm_scale: float,
+    out: torch.Tensor,
+) -> None:
+    """Attend one route's requests of a step; their rows of ``out`` are written.
+
+    query and out [tokens of the step, Hq, D], key and value [tokens of the step, Hkv, D]; the
+    step's keys and values are in ``kv_cache`` already.
+    """
+    rows = batch.rows
+    q = query[rows]
+    # A slice of out is a view that the kernel writes through; an index needs a copy back.
+    result = out[rows] if isinstance(rows, slice) else torch.empty_like(q)
+    pages = (kv_cache, batch.block_table)
+    if batch.route == FIRST_CHUNK:
+        kernels.first_chunk(q, key[rows], value[rows], batch.query_start_loc, sm_scale, result)
+    elif batch.route == PREFIX:
+        kernels.prefix(q, *pages, batch.query_start_loc, batch.seq_lens, sm_scale, result)
+    else:
+        kernels.decode(q, *pages, batch.seq_lens, sm_scale, result)
+    if not isinstance(rows, slice):
+        out[rows] = result
+
+
+def _kernels(impl: str, module: ModuleType, labels: Mapping[str, str]) -> Kernels:
+    """The first chunk is attended at full precision whatever else serves: see ``torch_form``."""
+    return Kernels(
+        impl=impl,
+        labels=labels,
+        write_kv=module.write_kv,
+        first_chunk=torch_form.first_chunk,
+        prefix=module.prefix,
+        decode=module.decode,
+    )
+
+
+def _load_native() -> tuple[ModuleType, str | None]:
+    """The native module, and why it cannot serve on this machine (None: it can)."""
+    from kernels_patch import native
+
+    try:
+        native.load()
+    except native.NativeUnavailable as error:
+        return native, str(error)
+    return native, None

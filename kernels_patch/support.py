@@ -1,0 +1,68 @@
+"""What the patch cannot serve, asked before a server is ready rather than found in its answers.
+
+Pure: plain values in, sentences out. ``backend`` stops the server on the first sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HEAD_DIM_MULTIPLE = 8
+BLOCK_TOKENS = 32
+DTYPES = ("float32", "bfloat16")
+
+# Features of one attention layer that change its mathematics or where its keys come from.
+LAYER_FEATURES = {
+    "alibi_slopes": "ALiBi",
+    "sliding_window": "a sliding window",
+    "logits_soft_cap": "a soft cap on logits",
+    "sinks": "attention sinks",
+    "kv_sharing_target_layer_name": "a KV cache shared between layers",
+}
+
+
+def layer_refusal(
+    *,
+    head_dim: int,
+    dtype: str,
+    attn_type: str,
+    kv_cache_dtype: str,
+    features: Mapping[str, object],
+) -> str | None:
+    """Why an attention layer cannot be served, or None.
+
+    ``dtype`` and ``attn_type`` are the names that torch and vLLM give them; ``features`` maps names
+    to their values, where None (and a soft cap of 0) means that the layer does not have the
+    feature. A name that is not in LAYER_FEATURES is refused too: it is one that nobody looked at.
+    """
+    if attn_type != "decoder":
+        return f"the model has {attn_type} attention: only causal decoder attention is served"
+    for name, value in features.items():
+        if value is None or (name == "logits_soft_cap" and value == 0):
+            continue
+        return f"the model uses {LAYER_FEATURES.get(name, f'the attention option {name!r}')}"
+    if head_dim % HEAD_DIM_MULTIPLE:
+        return f"the model's head size {head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}"
+    if dtype not in DTYPES:
+        return f"the model runs in {dtype}: give --dtype float32 or --dtype bfloat16"
+    if kv_cache_dtype not in ("auto", dtype):
+        return (
+            f"--kv-cache-dtype is {kv_cache_dtype}: the patch sets its own page format, leave the "
+            "option at auto"
+        )
+    return None
+
+
+def engine_refusal(
+    *, block_size: int, head_dim: int, head_dim_v: int, speculative: bool, context_parallel: int
+) -> str | None:
+    """Why an engine's configuration cannot be served, or None."""
+    if head_dim != head_dim_v:
+        return f"keys have head size {head_dim} and values {head_dim_v}: they must be equal"
+    if block_size % BLOCK_TOKENS:
+        return f"--block-size is {block_size}: give a multiple of {BLOCK_TOKENS}"
+    if speculative:
+        return "speculative decoding is on: its draft steps are not counted, switch it off"
+    if context_parallel > 1:
+        return f"decode context parallelism is {context_parallel}: it must be 1"
+    return None
