@@ -278,7 +278,9 @@ def describe_validation_error(exc: ValidationError, kind: type[BaseModel]) -> st
     first = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
     path = ".".join(str(p) for p in first["loc"])
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(first["loc"][-1]), _known_keys(kind), n=1)
+        near = difflib.get_close_matches(
+            str(first["loc"][-1]), _known_keys(kind, first["loc"][:-1]), n=1
+        )
         return f"unknown key {path!r}" + (f", did you mean {near[0]!r}?" if near else "")
     if first["type"] == "missing":
         return f"key {path!r} is missing"
@@ -289,25 +291,21 @@ def describe_validation_error(exc: ValidationError, kind: type[BaseModel]) -> st
     return f"{path or 'the value'} is {shown}: {first['msg']}"
 
 
-def _known_keys(kind: type[BaseModel]) -> list[str]:
-    """Every key that ``kind`` and the models inside it know."""
-    seen: set[type[BaseModel]] = set()
-    keys: list[str] = []
+def _known_keys(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """The keys of the model that lies at ``path`` inside ``kind``."""
+    for part in path:
+        # A list index or a free dictionary key leads to the model that is already in hand.
+        if part in kind.model_fields:
+            kind = _find_model(kind.model_fields[str(part)].annotation) or kind
+    return list(kind.model_fields)
 
-    def visit(annotation: Any) -> None:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            if annotation in seen:
-                return
-            seen.add(annotation)
-            for name, info in annotation.model_fields.items():
-                keys.append(info.alias or name)
-                visit(info.annotation)
-            return
-        for inner in getattr(annotation, "__args__", ()):
-            visit(inner)
 
-    visit(kind)
-    return keys
+def _find_model(annotation: Any) -> type[BaseModel] | None:
+    """The first model inside an annotation such as ``dict[str, Model]`` or ``Model | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_find_model(inner) for inner in getattr(annotation, "__args__", ()))
+    return next((model for model in found if model is not None), None)
 
 
 def _check_schema_version(data: dict[str, Any], where: str) -> None:

@@ -1,0 +1,36 @@
+"""Which routes a serial request must take, from its own token counts alone.
+
+The client's expectation of what the kernels counted: a check that does not trust the patch. Knows
+no server and no kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+FIRST_CHUNK = "first_chunk"
+PREFIX = "prefix"
+DECODE = "decode"
+FALLBACK = "fallback"
+
+
+def compute_expected_steps(
+    prompt_tokens: int, output_tokens: int, chunk_tokens: int, cached_tokens: int = 0
+) -> Counter[str]:
+    """Engine steps by route that one request alone in the server needs.
+
+    ``chunk_tokens`` is --max-num-batched-tokens. A chunk without history is the first chunk; a
+    later one of a single token has the shape of decode and is served there; each output token but
+    the first, which the last chunk yields, is one decode step.
+    """
+    steps: Counter[str] = Counter()
+    position = cached_tokens
+    while position < prompt_tokens:
+        length = min(chunk_tokens, prompt_tokens - position)
+        if position == 0:
+            steps[FIRST_CHUNK] += 1
+        else:
+            steps[DECODE if length == 1 else PREFIX] += 1
+        position += length
+    steps[DECODE] += max(output_tokens - 1, 0)
+    return steps

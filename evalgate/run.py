@@ -1,0 +1,349 @@
+"""The order of a run: blocks, arms, warm-up, pairs, tasks; every record is on disk as it comes.
+
+Decides what happens next and nothing else: arms answer (``live``), prompts and order come from
+``load`` and ``tasks``, records go to ``store``. A verdict is not formed here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from evalgate import __version__
+from evalgate.embedded import ensure_packaged_model
+from evalgate.errors import EvalgateError, InterruptedRunError, ServerDiedError, UsageError
+from evalgate.live import LiveArm, utc_now
+from evalgate.load import (
+    WARMUP_SALT,
+    LoadPrompt,
+    build_prompts,
+    compute_cache_salt,
+    plan_pairs,
+    select_warmup,
+)
+from evalgate.records import SCHEMA_VERSION, Run
+from evalgate.spec import (
+    BASELINE,
+    PACKAGED_MODEL,
+    Spec,
+    build_calibration_spec,
+    build_spec,
+    compute_spec_sha256,
+    render_spec,
+)
+from evalgate.store import RunWriter, load_run
+from evalgate.tasks import Item, build_items
+from evalgate.telemetry import MachineSampler
+
+OUTPUT_TOKEN_WORK = 30  # an output token costs about as much as this many prompt tokens
+
+
+class Progress(Protocol):
+    """What a run tells whoever watches; ``work`` is in prompt-token equivalents."""
+
+    def begin(self, total_work: float) -> None: ...
+    def say(self, text: str) -> None: ...
+    def advance(self, work: float, text: str) -> None: ...
+
+
+@dataclass
+class Plan:
+    """Prompts and items, built once with the first server's tokenizer."""
+
+    prompts: list[LoadPrompt]
+    items: list[Item]
+
+
+@dataclass
+class RunState:
+    """A run in progress. ``done`` and ``excluded`` are the blocks that count and that do not."""
+
+    spec: Spec
+    writer: RunWriter
+    record: Run
+    arms: dict[str, LiveArm]
+    progress: Progress
+    notes: list[str]
+    calibration: bool
+    done: list[int] = field(default_factory=list)
+    excluded: list[int] = field(default_factory=list)
+    plan: Plan | None = None
+    machine: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, **changes: Any) -> None:
+        """Write run.json as it stands now."""
+        extra = {
+            "completed_blocks": self.done,
+            "excluded_blocks": self.excluded,
+            "calibration": self.calibration,
+            "notes": self.notes,
+            "machine": summarise_machine(self.machine),
+            **(changes.pop("extra", None) or {}),
+        }
+        arms = {name: live.build_record() for name, live in self.arms.items()}
+        self.record = self.record.model_copy(update={"arms": arms, "extra": extra, **changes})
+        self.writer.save_run(self.record)
+
+
+def execute(
+    spec: Spec,
+    out_dir: Path,
+    progress: Progress,
+    *,
+    calibrate: bool = False,
+    notes: Sequence[str] = (),
+) -> Path:
+    """Measure what ``spec`` asks for into ``out_dir`` (a new folder) and return it.
+
+    Raises EvalgateError; what was measured until then is on disk, with status ``failed``.
+    """
+    if calibrate:
+        spec = build_calibration_spec(spec)
+    resolved = render_spec(spec)
+    run = Run(
+        schema_version=SCHEMA_VERSION,
+        run_id=secrets.token_hex(8),
+        name=spec.name,
+        status="started",
+        started_at=utc_now(),
+        finished_at=None,
+        spec=resolved,
+        spec_sha256=compute_spec_sha256(resolved),
+        evalgate_version=__version__,
+        arms={},
+    )
+    writer = RunWriter.create(out_dir, run)
+    state = _build_state(spec, writer, run, progress, list(notes), calibrate)
+    _run_blocks(state)
+    return out_dir
+
+
+def resume(out_dir: Path, progress: Progress, spec: Spec | None = None) -> Path:
+    """Continue a run that did not come to its end; an unfinished block is repeated under a new
+    number and stays on disk, excluded.
+
+    Raises UsageError when the run is complete, or when ``spec`` is not the one it began with.
+    """
+    stored = load_run(out_dir)
+    own = build_spec(stored.run.spec, f"{out_dir}: run.json: spec")
+    if spec is not None and compute_spec_sha256(render_spec(spec)) != stored.run.spec_sha256:
+        raise UsageError(
+            f"{out_dir} was started with another spec (sha256 {stored.run.spec_sha256[:12]}): "
+            "resume without naming a spec, or start a new run"
+        )
+    if stored.run.status == "complete":
+        raise UsageError(f"{out_dir} is complete: there is nothing to resume")
+    extra = stored.run.extra or {}
+    writer = RunWriter.reopen(out_dir)
+    run = stored.run.model_copy(update={"status": "started", "finished_at": None})
+    notes, calibration = extra.get("notes", []), extra.get("calibration", False)
+    state = _build_state(own, writer, run, progress, notes, calibration)
+    state.done = list(extra.get("completed_blocks", []))
+    seen = {r.block for r in stored.requests} | {s.block for s in stored.samples}
+    for name, live in state.arms.items():
+        if (arm := stored.run.arms.get(name)) is not None:
+            seen |= {launch.block for launch in arm.launches}
+            live.launches = list(arm.launches)
+            live.evidence = [e for e in arm.evidence if e.block in state.done]
+            live.environment = arm.environment
+    state.excluded = sorted(seen - set(state.done))
+    _run_blocks(state)
+    return out_dir
+
+
+def _build_state(
+    spec: Spec,
+    writer: RunWriter,
+    run: Run,
+    progress: Progress,
+    notes: list[str],
+    calibration: bool,
+) -> RunState:
+    model_path = spec.model.path
+    if model_path == PACKAGED_MODEL and any(not arm.attached for arm in spec.arms.values()):
+        progress.say("preparing the packaged model")
+        model_path = str(ensure_packaged_model())
+    elif model_path is not None and model_path.startswith(("/", "./", "../", "~")):
+        folder = Path(model_path).expanduser()
+        if not folder.exists():
+            raise UsageError(f"model.path {model_path!r} does not exist: name an existing folder")
+        model_path = str(folder.resolve())
+    arms = {
+        name: LiveArm(
+            name=name,
+            spec=spec,
+            arm=arm,
+            model_path=model_path,
+            python=arm.python or sys.executable,
+            log_path=writer.log_path,
+            run_id=run.run_id,
+        )
+        for name, arm in spec.arms.items()
+    }
+    return RunState(spec, writer, run, arms, progress, notes, calibration)
+
+
+def _run_blocks(state: RunState) -> None:
+    """Run blocks until the spec's number is complete; leave a true status behind on any end."""
+    sampler = MachineSampler()
+    try:
+        state.save()
+        block = max([*state.done, *state.excluded], default=-1) + 1
+        while len(state.done) < state.spec.schedule.blocks:
+            _run_block(state, block, sampler)
+            state.done.append(block)
+            state.save()
+            block += 1
+        state.save(status="complete", finished_at=utc_now())
+    except KeyboardInterrupt:
+        state.save(status="failed", finished_at=utc_now(), extra={"failure": "interrupted"})
+        raise InterruptedRunError(
+            f"interrupted; what was measured is in {state.writer.path}: continue with "
+            f"evalgate run --resume {state.writer.path}"
+        ) from None
+    except EvalgateError as exc:
+        state.save(status="failed", finished_at=utc_now(), extra={"failure": str(exc)})
+        raise
+
+
+def _run_block(state: RunState, block: int, sampler: MachineSampler) -> None:
+    order = list(state.arms) if len(state.done) % 2 == 0 else list(reversed(state.arms))
+    if state.spec.schedule.mode == "resident":
+        with _serving(state, order, block) as live:
+            _measure(state, live, block, sampler)
+    else:
+        for name in order:
+            with _serving(state, [name], block) as live:
+                _measure(state, live, block, sampler)
+
+
+@contextmanager
+def _serving(state: RunState, order: Sequence[str], block: int) -> Iterator[dict[str, LiveArm]]:
+    """The named arms up, started one after the other: two at once spoil each other's memory
+    profiling."""
+    with ExitStack() as stack:
+        live: dict[str, LiveArm] = {}
+        for name in order:
+            arm = state.arms[name]
+            verb = "attaching to" if arm.arm.attached else "starting"
+            state.progress.say(f"block {block}: {verb} {name}")
+            live[name] = stack.enter_context(arm.serve(block))
+        yield live
+
+
+def _measure(
+    state: RunState, live: dict[str, LiveArm], block: int, sampler: MachineSampler
+) -> None:
+    """Warm-up, load pairs, then tasks, against the arms that are up."""
+    spec, progress = state.spec, state.progress
+    if state.plan is None:
+        progress.say("building prompts with the server's tokenizer")
+        tokenizing = live.get(BASELINE) or next(iter(live.values()))
+        state.plan = _build_plan(spec, tokenizing)
+        progress.begin(_compute_work(state.plan, spec, len(state.arms)))
+    plan, run_id = state.plan, state.record.run_id
+
+    for number, prompt in enumerate(select_warmup(plan.prompts, spec.schedule.warmup)):
+        for name, arm in live.items():
+            salt = compute_cache_salt(run_id, name, block, f"{WARMUP_SALT}{number}")
+            _record_load(state, arm, prompt, number, "warmup", salt)
+    _mark(live, "warm")
+
+    pairs = plan_pairs(
+        plan.prompts,
+        list(live),
+        repetitions=spec.schedule.repetitions,
+        seed=spec.schedule.seed,
+        block=block,
+    )
+    for pair in pairs:
+        _sample_machine(state, live, block, pair.prompt.prompt_id, sampler)
+        for name in pair.arms:
+            salt = compute_cache_salt(run_id, name, block, pair.repetition)
+            _record_load(state, live[name], pair.prompt, pair.repetition, "measure", salt)
+    _mark(live, "measured")
+
+    if len(state.done) < spec.schedule.task_blocks:
+        for number, item in enumerate(plan.items):
+            names = list(live) if number % 2 == 0 else list(reversed(live))
+            for name in names:
+                salt = compute_cache_salt(run_id, name, block, f"task/{item.task}/{number}")
+                record = live[name].send_sample(item, salt=salt)
+                state.writer.append_sample(record)
+                _stop_if_dead(record.error, name)
+                progress.advance(_work(item.prompt_tokens, item.max_tokens), f"{item.task} {name}")
+    for arm in live.values():
+        arm.finish()
+
+
+def _build_plan(spec: Spec, arm: LiveArm) -> Plan:
+    prompts = build_prompts(spec, arm.client, arm.max_model_len)
+    slices = [(bucket.min_tokens, bucket.max_tokens) for bucket in spec.load.buckets]
+    items: list[Item] = []
+    for name, task in spec.tasks.items():
+        items += build_items(
+            name,
+            task,
+            arm.client,
+            lengths=slices,
+            max_model_len=arm.max_model_len,
+            seed=spec.schedule.seed,
+        )
+    return Plan(prompts, items)
+
+
+def _record_load(
+    state: RunState, arm: LiveArm, prompt: LoadPrompt, repetition: int, phase: str, salt: str
+) -> None:
+    record = arm.send_load(prompt, repetition, phase=phase, salt=salt)
+    state.writer.append_request(record)
+    _stop_if_dead(record.error, arm.name)
+    work = _work(prompt.prompt_tokens, state.spec.load.output_tokens)
+    state.progress.advance(work, f"{phase} {prompt.prompt_id} {arm.name}")
+
+
+def _stop_if_dead(error: Any, arm: str) -> None:
+    if error is not None and error.category == "server_died":
+        raise ServerDiedError(f"the {arm} server died: {error.message}")
+
+
+def _mark(live: dict[str, LiveArm], point: str) -> None:
+    for arm in live.values():
+        arm.mark(point)
+
+
+def _sample_machine(
+    state: RunState, live: dict[str, LiveArm], block: int, prompt_id: str, sampler: MachineSampler
+) -> None:
+    own = [os.getpid(), *(arm.server.pid for arm in live.values() if arm.server is not None)]
+    sample = sampler.sample(own)
+    state.machine.append(sample)
+    state.writer.append_telemetry({"block": block, "prompt_id": prompt_id, **sample})
+
+
+def summarise_machine(samples: Sequence[dict[str, Any]]) -> dict[str, float] | None:
+    """Cores that other processes used, mean and maximum; None without samples."""
+    used = [s["other_cpu_cores"] for s in samples if s.get("other_cpu_cores") is not None]
+    if not used:
+        return None
+    return {"other_cpu_cores_mean": sum(used) / len(used), "other_cpu_cores_max": max(used)}
+
+
+def _work(prompt_tokens: int, output_tokens: int) -> float:
+    return prompt_tokens + OUTPUT_TOKEN_WORK * output_tokens
+
+
+def _compute_work(plan: Plan, spec: Spec, arms: int) -> float:
+    """Work of the whole run, for the progress bar's estimate of the time left."""
+    schedule, out = spec.schedule, spec.load.output_tokens
+    load = sum(_work(p.prompt_tokens, out) for p in plan.prompts) * schedule.repetitions
+    warm = sum(_work(p.prompt_tokens, out) for p in select_warmup(plan.prompts, schedule.warmup))
+    tasks = sum(_work(i.prompt_tokens, i.max_tokens) for i in plan.items)
+    task_blocks = min(schedule.task_blocks, schedule.blocks)
+    return arms * ((load + warm) * schedule.blocks + tasks * task_blocks)

@@ -1,0 +1,21 @@
+"""The client's own expectation of engine steps, worked out by hand."""
+
+import pytest
+
+from evalgate.routes import compute_expected_steps
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "cached", "expected"),
+    [
+        (512, 1, 0, {"first_chunk": 1}),
+        (513, 1, 0, {"first_chunk": 1, "decode": 1}),  # a last chunk of one token is decode
+        (514, 1, 0, {"first_chunk": 1, "prefix": 1}),
+        (1600, 5, 0, {"first_chunk": 1, "prefix": 3, "decode": 4}),
+        (1600, 5, 512, {"prefix": 3, "decode": 4}),  # cached history leaves no first chunk
+        (10, 0, 0, {"first_chunk": 1}),
+    ],
+)
+def test_steps_follow_from_token_counts(prompt, output, cached, expected):
+    steps = compute_expected_steps(prompt, output, 512, cached)
+    assert {route: n for route, n in steps.items() if n} == expected
