@@ -1,0 +1,332 @@
+"""The compiled kernels as Python functions over torch CPU tensors.
+
+``load`` finds the library that the package's build compiled, refuses a missing, stale or unloadable
+one with ``NativeUnavailable`` (it never serves anything else instead), and returns the kernels of
+one instruction set. Shapes, types and strides are checked here, so that the C++ can trust them.
+Routes, counters and vLLM are unknown here; the arithmetic is in tiles.cpp, the paging in native.cpp.
+
+Shapes: query and out [tokens, Hq, D], key and value [tokens, Hkv, D], float32 or bfloat16, last
+axis contiguous, other strides free; kv_cache int8 [blocks, Hkv, block_size, 2*D + 8], each (block,
+head) page contiguous; block_table int32 [N, M]; seq_lens int32 [N] counts history and chunk. D is
+a multiple of 8 up to 256, block_size one of 32; query head h reads KV head h // (Hq / Hkv).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from kernels_patch import build
+from kernels_patch.layout import SCALE_BYTES
+
+GROUP_TOKENS = 32
+GRANULE_TOKENS = 32
+MAX_HEAD_DIM = 256
+ISA_VARIABLE = "KERNELS_PATCH_ISA"
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_REBUILD = "run `python -m kernels_patch.build` (or install the package again)"
+_OPENMP = re.compile(r"/lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*$")
+
+_I32, _I64, _PTR, _F32 = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+_ROWS = (_PTR, _I64, _I64)
+_CACHE = (_PTR, _I64, _I64, _I64, _I32, _I32, _I32)
+_SIGNATURES = {
+    "kp_source_hash": (ctypes.c_char_p, ()),
+    "kp_n_sets": (_I32, ()),
+    "kp_set_name": (ctypes.c_char_p, (_I32,)),
+    "kp_set_supported": (_I32, (_I32,)),
+    "kp_workspace_bytes": (_I64, ()),
+    "kp_max_threads": (_I32, ()),
+    "kp_write_kv": (_I32, (_I32, *_ROWS, *_ROWS, _I32, *_CACHE, _PTR, _I64)),
+    "kp_decode": (
+        _I32,
+        (_I32, *_ROWS, _I32, *_CACHE, _PTR, _I64, _PTR, _I32, _I32, _F32, _I32, *_ROWS, _I32),
+    ),
+    "kp_prefix": (
+        _I32,
+        (_I32, *_ROWS, _I32, *_CACHE, _PTR, _I64, _PTR, _PTR, _I32, _I32, _F32, _I32, *_ROWS, _I32),
+    ),
+}
+
+
+class NativeUnavailable(Exception):  # noqa: N818 (a state of the machine, not a fault of the caller)
+    """The compiled kernels cannot serve here; the message says why and what to do."""
+
+
+class NativeKernels:
+    """The kernels of one instruction set (``isa``); made by ``load``."""
+
+    def __init__(self, library: ctypes.CDLL, index: int, isa: str) -> None:
+        self.isa = isa
+        self._library = library
+        self._index = index
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of query and partition workspaces, kept and shared by all layers."""
+        return self._library.kp_workspace_bytes()
+
+    @property
+    def max_threads(self) -> int:
+        """Threads of the OpenMP pool that the kernels run on."""
+        return self._library.kp_max_threads()
+
+    def write_kv(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Quantise T keys and values and write them at their slots; a negative slot is skipped.
+
+        slot_mapping: int64 [T], slot = block * block_size + position in the block. Raises
+        ValueError for a slot beyond the cache (nothing is written then) or an unusable tensor.
+        """
+        cache = _cache_arguments(kv_cache)
+        if key.shape != value.shape or key.dtype != value.dtype:
+            raise ValueError(f"key {key.shape} {key.dtype}, value {value.shape} {value.dtype}")
+        if key.shape[1:] != (kv_cache.shape[1], cache[-1]):
+            raise ValueError(f"key {tuple(key.shape)} does not fit {tuple(kv_cache.shape)}")
+        _check_index("slot_mapping", slot_mapping, torch.int64, (key.shape[0],))
+        *k, dtype = _row_arguments("key", key)
+        *v, _ = _row_arguments("value", value)
+        status = self._library.kp_write_kv(
+            self._index, *k, *v, dtype, *cache, slot_mapping.data_ptr(), key.shape[0]
+        )
+        if status:
+            raise ValueError(
+                f"slot {int(slot_mapping.max())} is beyond the cache's "
+                f"{kv_cache.shape[0]} blocks of {kv_cache.shape[2]} tokens"
+            )
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
+        sm_scale: float,
+        out: torch.Tensor,
+        group: int = GROUP_TOKENS,
+    ) -> None:
+        """Attention of one token a request over its INT8 pages, into ``out``.
+
+        Partitions of 256 tokens are spread over the threads and merged by log-sum-exp; W is
+        quantised for each ``group`` tokens. Raises ValueError as ``prefix``.
+        """
+        cache = _cache_arguments(kv_cache)
+        n_requests = seq_lens.shape[0]
+        _check_attention(query, out, cache, group, n_requests)
+        _check_index("seq_lens", seq_lens, torch.int32, (n_requests,))
+        status = self._library.kp_decode(
+            self._index,
+            *_row_arguments("query", query),
+            *cache,
+            *_table_arguments(block_table, n_requests),
+            seq_lens.data_ptr(),
+            n_requests,
+            query.shape[1],
+            sm_scale,
+            group,
+            *_row_arguments("out", out),
+        )
+        _check_status(status, kv_cache)
+
+    def prefix(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        block_table: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        sm_scale: float,
+        out: torch.Tensor,
+        group: int = GROUP_TOKENS,
+    ) -> None:
+        """Causal attention of chunks over their INT8 pages in one online softmax, into ``out``.
+
+        query_start_loc int32 [N+1]: rows of each request; query i of a chunk of q tokens sees the
+        positions up to seq_len - q + i. Raises ValueError for a block beyond the cache (``out`` is
+        then undefined), a ``group`` other than 32, 64 or 128, or an unusable tensor.
+        """
+        cache = _cache_arguments(kv_cache)
+        n_requests = seq_lens.shape[0]
+        _check_attention(query, out, cache, group, query.shape[0])
+        _check_index("seq_lens", seq_lens, torch.int32, (n_requests,))
+        _check_index("query_start_loc", query_start_loc, torch.int32, (n_requests + 1,))
+        status = self._library.kp_prefix(
+            self._index,
+            *_row_arguments("query", query),
+            *cache,
+            *_table_arguments(block_table, n_requests),
+            query_start_loc.data_ptr(),
+            seq_lens.data_ptr(),
+            n_requests,
+            query.shape[1],
+            sm_scale,
+            group,
+            *_row_arguments("out", out),
+        )
+        _check_status(status, kv_cache)
+
+
+@lru_cache
+def load(isa: str | None = None) -> NativeKernels:
+    """The kernels of ``isa``, of ``KERNELS_PATCH_ISA``, or of the best set that this CPU has.
+
+    Raises NativeUnavailable when the library is missing, was built from other sources, does not
+    load, or has no kernels of the wanted set for this CPU.
+    """
+    library = _library()
+    names = {}
+    for index in range(library.kp_n_sets()):
+        if library.kp_set_supported(index):
+            names[library.kp_set_name(index).decode()] = index
+    wanted = isa or os.environ.get(ISA_VARIABLE) or next(iter(names))
+    if wanted not in names:
+        raise NativeUnavailable(
+            f"instruction set {wanted!r} is not available here: choose from {', '.join(names)}"
+        )
+    return NativeKernels(library, names[wanted], wanted)
+
+
+def list_instruction_sets() -> list[str]:
+    """Names of the sets that this CPU can run, best first. Raises NativeUnavailable."""
+    library = _library()
+    return [
+        library.kp_set_name(index).decode()
+        for index in range(library.kp_n_sets())
+        if library.kp_set_supported(index)
+    ]
+
+
+@lru_cache
+def _library() -> ctypes.CDLL:
+    return open_library(build.PACKAGE / build.LIBRARY)
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Open and type one library file. Raises NativeUnavailable, as ``load``."""
+    if not path.exists():
+        raise NativeUnavailable(
+            f"the kernels were not compiled ({path.name} is missing; the build found no C++ "
+            f"compiler?): {_REBUILD}"
+        )
+    _share_openmp()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(f"{path.name} does not load ({error}): {_REBUILD}") from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name, None)
+        if function is None:
+            raise NativeUnavailable(f"{path.name} has no function {name}: {_REBUILD}")
+        function.restype, function.argtypes = result, arguments
+    if library.kp_source_hash().decode() != build.hash_sources():
+        raise NativeUnavailable(f"{path.name} was built from other sources: {_REBUILD}")
+    return library
+
+
+def list_openmp_runtimes() -> list[str]:
+    """Paths of the OpenMP runtimes mapped into this process, in the order of their mapping."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return []
+    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
+    return list(dict.fromkeys(path for path in paths if _OPENMP.search(path)))
+
+
+def _share_openmp() -> None:
+    """Give the library torch's own OpenMP runtime: importing torch mapped it, privately."""
+    runtimes = list_openmp_runtimes() or ["libgomp.so.1"]
+    try:
+        ctypes.CDLL(runtimes[0], mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise NativeUnavailable(f"no OpenMP runtime to share with torch: {error}") from error
+
+
+def _row_arguments(name: str, rows: torch.Tensor) -> tuple[int, int, int, int]:
+    """Pointer, token and head strides (elements) and type of rows [tokens, heads, D]."""
+    token_stride, head_stride, last_stride = rows.stride()
+    dtype = _TYPES.get(rows.dtype)
+    if dtype is None or last_stride != 1:
+        raise ValueError(
+            f"{name} is {rows.dtype} with strides {rows.stride()}: give float32 or bfloat16 with a "
+            "contiguous last axis"
+        )
+    return rows.data_ptr(), token_stride, head_stride, dtype
+
+
+def _cache_arguments(kv_cache: torch.Tensor) -> tuple[int, ...]:
+    """Pointer, blocks, strides (bytes), block size, KV heads and head size of a cache."""
+    n_blocks, n_kv_heads, block_size, width = kv_cache.shape
+    block_stride, head_stride, *page_strides = kv_cache.stride()
+    head_dim = (width - 2 * SCALE_BYTES) // 2
+    if kv_cache.dtype != torch.int8 or page_strides != [width, 1]:
+        raise ValueError(
+            f"kv_cache is {kv_cache.dtype} with strides {kv_cache.stride()}: give int8 with "
+            "contiguous pages"
+        )
+    if head_dim % 8 or not 8 <= head_dim <= MAX_HEAD_DIM or block_size % GRANULE_TOKENS:
+        raise ValueError(
+            f"kv_cache {tuple(kv_cache.shape)} has head size {head_dim} and block size "
+            f"{block_size}: give a multiple of 8 up to {MAX_HEAD_DIM} and one of {GRANULE_TOKENS}"
+        )
+    return (
+        kv_cache.data_ptr(),
+        n_blocks,
+        block_stride,
+        head_stride,
+        block_size,
+        n_kv_heads,
+        head_dim,
+    )
+
+
+def _table_arguments(block_table: torch.Tensor, n_requests: int) -> tuple[int, int]:
+    if (
+        block_table.dtype != torch.int32
+        or block_table.shape[0] < n_requests
+        or block_table.stride(1) != 1
+    ):
+        raise ValueError(
+            f"block_table is {block_table.dtype} {tuple(block_table.shape)}: give int32 with "
+            f"{n_requests} contiguous rows"
+        )
+    return block_table.data_ptr(), block_table.stride(0)
+
+
+def _check_attention(
+    query: torch.Tensor, out: torch.Tensor, cache: tuple[int, ...], group: int, n_rows: int
+) -> None:
+    *_, n_kv_heads, head_dim = cache
+    rows, n_heads, query_dim = query.shape
+    if query_dim != head_dim or n_heads % n_kv_heads or out.shape != query.shape or rows != n_rows:
+        raise ValueError(
+            f"query {tuple(query.shape)} and out {tuple(out.shape)} do not fit {n_rows} rows, "
+            f"{n_kv_heads} KV heads and head size {head_dim}"
+        )
+    if group not in (32, 64, 128):
+        raise ValueError(f"group is {group}: give 32, 64 or 128")
+
+
+def _check_index(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    if tensor.dtype != dtype or tensor.shape != shape or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)}: give contiguous {dtype} {shape}"
+        )
+
+
+def _check_status(status: int, kv_cache: torch.Tensor) -> None:
+    if status:
+        raise ValueError(f"block_table names a block beyond the cache's {kv_cache.shape[0]} blocks")
