@@ -1,0 +1,154 @@
+"""hotpotqa: questions whose answer needs two of the given passages. Score: LongBench's token F1.
+
+Exact match and HotpotQA's own F1 (which gives an answer of yes, no or noanswer nothing unless both
+sides are exactly that) stand beside the score. One named deviation from LongBench: prediction and
+reference that normalisation empties score 1 when they are the same text ("The The").
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from evalgate_tasks.base import Sample, Score, Task
+from evalgate_tasks.corpus import Corpus, count_words, split_evenly
+from evalgate_tasks.text import is_same_bare_text, normalize_answer, normalize_exact
+
+_CLOSED_ANSWERS = ("yes", "no", "noanswer")
+_PASSAGE_WORDS = 70
+_MAX_PASSAGES = 300  # beyond that passages grow longer: the corpus has 240 agencies
+
+_TEMPLATE = """Read the passages and answer the question. Reply with the answer only, in a few \
+words, and write nothing else.
+
+{context}
+
+Use the passages above. Reply with the answer only, in a few words, and write nothing else.
+
+Question: {input}
+Answer:"""
+
+
+class HotpotQA(Task):
+    name = "hotpotqa"
+    version = 1
+    scoring = "longbench_f1"
+    max_tokens = 32
+    templates: ClassVar[Mapping[str, str]] = {"bridge": _TEMPLATE, "comparison": _TEMPLATE}
+
+    def score(self, prediction: str, references: Sequence[str], kind: str | None = None) -> Score:
+        self.check_references(references, kind)
+        return Score(
+            score=max(compute_f1(prediction, r) for r in references),
+            extra={
+                "exact_match": max(compute_exact_match(prediction, r) for r in references),
+                "hotpotqa_f1": max(compute_hotpotqa_f1(prediction, r) for r in references),
+            },
+        )
+
+    def generate(self, seed: str, kind: str, depth: float, words: int, sample_id: str) -> Sample:
+        rng = random.Random(f"{seed}/facts")
+        corpus = Corpus(rng)
+        write = _write_bridge if self.check_kind(kind) == "bridge" else _write_comparison
+        question, answer, gold = write(corpus)
+        n_distractors = max(2, min(words // _PASSAGE_WORDS, _MAX_PASSAGES) - len(gold))
+        # Other people and agencies in the same words as the gold passages: only names tell apart.
+        passages: list[tuple[str, str]] = []
+        while len(passages) < n_distractors:
+            person, agency = corpus.person(), corpus.agency()
+            passages.append((person, _describe_person(corpus, person, agency)[0]))
+            passages.append((agency, _describe_agency(corpus, agency)[0]))
+        # The second gold passage lies half a context away from the first.
+        for passage, where in zip(gold, (depth, (depth + 0.5) % 1.0), strict=True):
+            passages.insert(round(where * len(passages)), passage)
+        context = _render_passages(passages, words, random.Random(f"{seed}/filler"))
+        return Sample(question, context, [answer], sample_id, kind, depth)
+
+
+def compute_f1(prediction: str, reference: str) -> float:
+    """LongBench's qa F1: harmonic mean of token precision and recall, repeats counted."""
+    got, wanted = normalize_answer(prediction).split(), normalize_answer(reference).split()
+    if not got or not wanted:
+        both_empty = not got and not wanted and prediction.strip() != ""
+        return float(both_empty and is_same_bare_text(prediction, reference))
+    common = sum((Counter(got) & Counter(wanted)).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(got), common / len(wanted)
+    return 2 * precision * recall / (precision + recall)
+
+
+def compute_exact_match(prediction: str, reference: str) -> float:
+    """HotpotQA's exact match, except that 3.14 is not 314: marks between digits are kept."""
+    got, wanted = normalize_exact(prediction), normalize_exact(reference)
+    if not got or not wanted:
+        return compute_f1(prediction, reference)
+    return float(got == wanted)
+
+
+def compute_hotpotqa_f1(prediction: str, reference: str) -> float:
+    got, wanted = normalize_answer(prediction), normalize_answer(reference)
+    if got != wanted and (got in _CLOSED_ANSWERS or wanted in _CLOSED_ANSWERS):
+        return 0.0
+    return compute_f1(prediction, reference)
+
+
+def _write_bridge(corpus: Corpus) -> tuple[str, str, list[tuple[str, str]]]:
+    person, agency = corpus.person(), corpus.agency()
+    about_person, _ = _describe_person(corpus, person, agency)
+    about_agency, town, year = _describe_agency(corpus, agency)
+    question, answer = corpus.rng.choice(
+        [
+            (f"In which town is the head office of the agency that {person} directs?", town),
+            (f"In which year was the agency that {person} directs founded?", str(year)),
+        ]
+    )
+    return question, answer, [(person, about_person), (agency, about_agency)]
+
+
+def _write_comparison(corpus: Corpus) -> tuple[str, str, list[tuple[str, str]]]:
+    first, second = corpus.agency(), corpus.agency()
+    about_first, first_town, first_year = _describe_agency(corpus, first)
+    about_second, second_town, second_year = _describe_agency(corpus, second)
+    if first_year != second_year and corpus.rng.random() < 0.5:
+        question = f"Which was founded first, the {first} or the {second}?"
+        answer = first if first_year < second_year else second
+    else:
+        same = corpus.rng.random() < 0.5
+        if same:
+            about_second = about_second.replace(second_town, first_town)
+        question = f"Do the {first} and the {second} have their head office in the same town?"
+        answer = "yes" if same else "no"
+    return question, answer, [(first, about_first), (second, about_second)]
+
+
+def _describe_person(corpus: Corpus, person: str, agency: str) -> tuple[str, str]:
+    town = corpus.town()
+    text = (
+        f"{person} is a {corpus.job()} who was born in {town}. "
+        f"{person} directs the {agency} and has written about {corpus.goods()}."
+    )
+    return text, town
+
+
+def _describe_agency(corpus: Corpus, agency: str) -> tuple[str, str, int]:
+    town, year = corpus.town(), corpus.year()
+    text = (
+        f"The {agency} is a public body. It was founded in {year}. "
+        f"Its head office is in {town}, near the river {corpus.river()}."
+    )
+    return text, town, year
+
+
+def _render_passages(passages: list[tuple[str, str]], words: int, rng: random.Random) -> str:
+    """Numbered passages, each filled up with prose so that all together have ``words`` words."""
+    bare = [f"Passage {i}:\n{title}\n{facts}" for i, (title, facts) in enumerate(passages, 1)]
+    missing = words - sum(count_words(text) for text in bare)
+    filler = Corpus(rng)
+    rooms = split_evenly(missing, len(bare))
+    return "\n\n".join(f"{t} {filler.prose(n)}".rstrip() for t, n in zip(bare, rooms, strict=True))
+
+
+TASK = HotpotQA()
