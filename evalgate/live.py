@@ -12,14 +12,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evalgate.client import Client, Generation
+from evalgate.client import Client
 from evalgate.environment import read_environment
 from evalgate.errors import ServerDiedError
+from evalgate.generation import Generation
 from evalgate.load import LoadPrompt
 from evalgate.records import (
     Arm,
@@ -240,7 +241,8 @@ class LiveArm:
         try:
             self.check_alive()
         except ServerDiedError as exc:
-            return done.with_error(RequestError(category="server_died", message=str(exc)))
+            error = RequestError(category="server_died", message=str(exc))
+            return replace(done, error=error)
         return done
 
     def _expect(self, done: Generation) -> None:

@@ -1,0 +1,163 @@
+"""What each command does, between the parsed command line and the printed answer.
+
+The measuring half and the judging half meet here: a run is measured into a folder, and what lies in
+the folder is judged. Nothing is parsed and nothing printed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evalgate import report
+from evalgate.embedded import build_embedded_spec
+from evalgate.errors import EXIT_PASS, SpecError, UsageError
+from evalgate.gate import judge
+from evalgate.policy import Policy, parse_policy
+from evalgate.progress import RunProgress
+from evalgate.records import StoredRun
+from evalgate.run import execute, resume
+from evalgate.spec import BASELINE, CANDIDATE, Spec, parse_spec
+from evalgate.store import load_run
+from evalgate.verdicts import (
+    REPORT_FILES,
+    choose_policy,
+    compute_calibration_exit,
+    judge_run,
+    load_policy_table,
+    load_view,
+    read_shipped,
+    write_reports,
+)
+
+RESULTS = Path("results")
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    exit_code: int
+
+
+def measure(
+    *,
+    spec: str | None,
+    out: str | None,
+    resume_dir: str | None,
+    calibrate: bool,
+    calibration: str | None,
+    policy: str | None,
+    kind: str,
+) -> Answer:
+    """`evalgate run`: measure, judge, write the reports beside the records."""
+    noise = _load_optional(calibration)
+    if resume_dir is not None:
+        given = load_spec(spec, policy)[0] if spec is not None else None
+        with RunProgress() as progress:
+            folder = resume(Path(resume_dir), progress, given)
+    else:
+        resolved, notes = load_spec(spec, policy)
+        folder = Path(out) if out else default_out_dir(resolved.name)
+        with RunProgress() as progress:
+            folder = execute(resolved, folder, progress, calibrate=calibrate, notes=notes)
+    return judge_measured(load_run(folder), folder, noise, kind)
+
+
+def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kind: str) -> Answer:
+    """The verdict of a run that was just measured, with its report files."""
+    if not {BASELINE, CANDIDATE} <= stored.run.arms.keys():
+        arms = ", ".join(stored.run.arms)
+        return Answer(
+            f"measured {arms} into {folder} ({len(stored.requests)} requests, "
+            f"{len(stored.samples)} samples); one arm has no verdict: compare it with another run "
+            "by `evalgate compare`",
+            EXIT_PASS,
+        )
+    policy = choose_policy(None, stored)
+    calibrating = bool((stored.run.extra or {}).get("calibration"))
+    if calibrating:
+        policy = policy.without_required_routes()
+    verdict = judge_run(stored, policy, noise)
+    context = report.Context.of_run(stored)
+    rendered = {k: report.render(k, verdict.to_json(), context) for k in REPORT_FILES}
+    page = write_reports(folder, rendered)
+    answer = report.render(kind, verdict.to_json(), context)
+    if kind == "text":
+        answer = f"{answer.rstrip()}\n\nrecords and reports: {folder} (open {page})"
+    code = compute_calibration_exit(verdict.to_json()) if calibrating else verdict.exit_code
+    return Answer(answer, code)
+
+
+def judge_again(run_dir: str, policy: str | None, calibration: str | None, kind: str) -> Answer:
+    """`evalgate gate` and `evalgate report`: a stored run under its own or another policy."""
+    stored = load_run(Path(run_dir))
+    verdict = judge_run(stored, choose_policy(policy, stored), _load_optional(calibration))
+    text = report.render(kind, verdict.to_json(), report.Context.of_run(stored))
+    return Answer(text, verdict.exit_code)
+
+
+def compare_builds(
+    baseline: str,
+    candidate: str,
+    policy: str | None,
+    allow: Sequence[str],
+    calibration: str | None,
+    kind: str,
+) -> Answer:
+    """`evalgate compare`: arms of stored runs, of one run or of two."""
+    base, cand = load_view(baseline), load_view(candidate)
+    chosen: Policy = choose_policy(policy, cand.stored)
+    verdict = judge(
+        base,
+        cand,
+        chosen,
+        calibration=_load_optional(calibration),
+        allow=allow,
+        apart=base.stored.run.run_id != cand.stored.run.run_id,
+    )
+    context = report.Context.of_views(base, cand)
+    return Answer(report.render(kind, verdict.to_json(), context), verdict.exit_code)
+
+
+def load_spec(name: str | None, policy: str | None) -> tuple[Spec, list[str]]:
+    """The spec to run and what the report must say about it; its policy is resolved to a table.
+
+    Raises SpecError or PolicyError before anything is started.
+    """
+    notes: list[str] = []
+    if name is None:
+        spec, notes = build_embedded_spec(read_shipped("embedded.toml"))
+        folder = Path.cwd()
+    else:
+        path = Path(name)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise SpecError(f"spec {name!r} cannot be read ({exc}): name a TOML file") from None
+        spec, folder = parse_spec(text, name), path.parent
+    if policy is not None:
+        table: Any = load_policy_table(policy, Path.cwd())
+    elif isinstance(spec.policy, str):
+        table = load_policy_table(spec.policy, folder)
+    else:
+        table = spec.policy
+    if table is not None:
+        parse_policy(table, policy or (name or "embedded default"))
+    return spec.model_copy(update={"policy": table}), notes
+
+
+def default_out_dir(name: str) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return RESULTS / f"{name}-{stamp}"
+
+
+def _load_optional(folder: str | None) -> StoredRun | None:
+    if folder is None:
+        return None
+    stored = load_run(Path(folder))
+    if not (stored.run.extra or {}).get("calibration"):
+        raise UsageError(f"{folder} is not a calibration: make one with `evalgate run --calibrate`")
+    return stored

@@ -1,0 +1,119 @@
+"""From stored runs to a verdict: which policy applies, which arms are judged, what is written.
+
+The seam between the measuring half and the judging half, used by ``cli`` alone: it loads what lies
+on disk, hands records to ``gate`` and turns the answer into text. It judges nothing itself.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from evalgate.compare import ArmView, view
+from evalgate.errors import EXIT_FAIL, EXIT_INVALID, EXIT_PASS, PolicyError, UsageError
+from evalgate.gate import judge
+from evalgate.policy import DEFAULT, Policy, parse_policy
+from evalgate.records import StoredRun
+from evalgate.spec import BASELINE, CANDIDATE
+from evalgate.store import load_run
+
+SHIPPED_POLICIES = ("submission", "nightly")
+REPORT_FILES = {
+    "html": "report.html",
+    "markdown": "report.md",
+    "json": "verdict.json",
+    "junit": "junit.xml",
+}
+
+
+def load_policy_table(name: str, folder: Path) -> dict[str, Any]:
+    """The policy called ``name`` as a table: a shipped one, or a TOML file relative to ``folder``.
+
+    Raises PolicyError when there is no such policy or it is not TOML.
+    """
+    if name in SHIPPED_POLICIES:
+        text = read_shipped(f"policy_{name}.toml")
+    else:
+        path = folder / Path(name).expanduser()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise PolicyError(
+                f"policy {name!r} cannot be read ({exc}): name a TOML file, or one of "
+                f"{', '.join(SHIPPED_POLICIES)}"
+            ) from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise PolicyError(f"policy {name!r} is not TOML: {exc}") from None
+
+
+def read_shipped(name: str) -> str:
+    """Text of a file that is shipped with evalgate (specs and policies)."""
+    return (importlib.resources.files("evalgate_specs") / name).read_text(encoding="utf-8")
+
+
+def choose_policy(option: str | None, stored: StoredRun) -> Policy:
+    """--policy when given, else the policy that the run was made with, else the default."""
+    if option is not None:
+        return parse_policy(load_policy_table(option, Path.cwd()), option)
+    table = stored.run.spec.get("policy")
+    return parse_policy(table, f"{stored.label}: policy") if table else DEFAULT
+
+
+def judge_run(stored: StoredRun, policy: Policy, calibration: StoredRun | None) -> Any:
+    """Baseline against candidate of one run."""
+    for arm in (BASELINE, CANDIDATE):
+        if arm not in stored.run.spec.get("arms", {}):
+            raise UsageError(
+                f"{stored.label} has no arm {arm!r}, so there is nothing to judge: compare two "
+                "runs with `evalgate compare`"
+            )
+    return judge(
+        view(stored, BASELINE),
+        view(stored, CANDIDATE),
+        policy,
+        calibration=calibration,
+        apart=False,
+    )
+
+
+def load_view(argument: str) -> ArmView:
+    """The arm that ``DIR`` or ``DIR:ARM`` names; UsageError when it names none or several."""
+    folder, arm = argument, None
+    if not Path(argument).exists() and ":" in argument:
+        folder, _, arm = argument.rpartition(":")
+    stored = load_run(Path(folder))
+    names = list(stored.run.arms)
+    if arm is None:
+        if len(names) != 1:
+            raise UsageError(
+                f"{folder} holds the arms {', '.join(names) or '(none)'}: "
+                f"say which, as {folder}:ARM"
+            )
+        arm = names[0]
+    if arm not in names:
+        raise UsageError(f"{folder} has no arm {arm!r}; it holds {', '.join(names) or 'none'}")
+    return view(stored, arm)
+
+
+def compute_calibration_exit(verdict: dict[str, Any]) -> int:
+    """0 when base against base shows nothing, 1 when a rule found a difference that is not there,
+    4 when the evidence cannot be judged."""
+    if verdict["status"] == "invalid":
+        return EXIT_INVALID
+    found = [
+        rule
+        for rule in verdict["rules"]
+        if rule["status"] == "fail" or (rule["kind"] == "superiority" and rule["status"] == "pass")
+    ]
+    return EXIT_FAIL if found else EXIT_PASS
+
+
+def write_reports(folder: Path, rendered: dict[str, str]) -> Path:
+    """Write the reports beside the records and return the HTML page's path."""
+    for kind, text in rendered.items():
+        (folder / REPORT_FILES[kind]).write_text(text, encoding="utf-8")
+    return folder / REPORT_FILES["html"]
