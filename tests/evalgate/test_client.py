@@ -1,0 +1,558 @@
+"""The client against a real socket: what counts as a chunk, what counts as a failure."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from stub_server import (
+    DONE,
+    Answer,
+    StubServer,
+    chat_chunk,
+    plain_answer,
+    sse,
+    text_chunk,
+    usage_chunk,
+)
+
+from evalgate import client as client_module
+from evalgate.client import Client, NotSupportedError
+from evalgate.errors import ServerAnswerError, ServerError
+from evalgate.generation import Generation, StreamReader
+from evalgate.metrics import compute_tpot_s, compute_ttft_s
+from evalgate.spec import TimeoutSpec
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def stub() -> Iterator[StubServer]:
+    with StubServer() as server:
+        yield server
+
+
+def make_client(stub: StubServer, **limits: float) -> Client:
+    return Client(stub.base_url, stub.model, timeouts=TimeoutSpec(**limits))
+
+
+def ask(stub: StubServer, answer: Answer, **limits: float) -> Generation:
+    stub.answers.append(answer)
+    with make_client(stub, **limits) as client:
+        return client.generate([1, 2, 3], 8)
+
+
+def get_failure(generation: Generation) -> tuple[str, str]:
+    """Category and message of a failed request, which must have no latency and no counts."""
+    assert generation.error is not None
+    assert generation.chunk_ns == []
+    assert (generation.end_ns, generation.output_tokens, generation.text) == (None, None, None)
+    return generation.error.category, generation.error.message
+
+
+def read_stream(events: Sequence[tuple[float, bytes]]) -> Generation:
+    """Events with the second each was read at, sent at 0."""
+    reader = StreamReader()
+    for second, event in events:
+        reader.add(event.decode().removeprefix("data: ").strip(), round(second * S))
+    return reader.build("2026-01-01T00:00:00+00:00", 0, round(events[-1][0] * S))
+
+
+# What counts as a token chunk: hand-made clocks.
+
+
+def test_a_role_only_delta_is_no_token() -> None:
+    g = read_stream(
+        [
+            (0.90, chat_chunk(role="assistant", content="")),
+            (2.20, chat_chunk(content="Hi")),
+            (2.22, chat_chunk(content=" there")),
+            (2.24, chat_chunk(content=".", finish="stop")),
+            (2.25, usage_chunk(10, 3)),
+        ]
+    )
+    assert compute_ttft_s(g.chunk_ns) == pytest.approx(2.20)
+    assert compute_tpot_s(g.chunk_ns, g.output_tokens) == pytest.approx(0.020)
+    assert (g.text, g.output_tokens) == ("Hi there.", 3)
+
+
+def test_a_usage_only_chunk_is_no_token() -> None:
+    g = read_stream(
+        [
+            (1.00, text_chunk("a")),
+            (1.05, text_chunk("b", finish="length")),
+            (1.30, usage_chunk(4, 2)),
+        ]
+    )
+    assert compute_tpot_s(g.chunk_ns, g.output_tokens) == pytest.approx(0.05)
+    assert g.end_ns == round(1.30 * S)
+
+
+def test_without_usage_the_token_count_is_absent_not_counted() -> None:
+    g = read_stream([(1.0, text_chunk("a")), (1.1, text_chunk("b", finish="stop"))])
+    assert (g.prompt_tokens, g.output_tokens, g.cached_tokens) == (None, None, None)
+    assert compute_tpot_s(g.chunk_ns, g.output_tokens) is None
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_reasoning_counts_for_time_and_not_for_the_answer(field: str) -> None:
+    g = read_stream(
+        [
+            (0.4, chat_chunk(**{field: "Let me"})),
+            (0.6, chat_chunk(**{field: " think"})),
+            (2.0, chat_chunk(content="42", finish="stop")),
+            (2.0, usage_chunk(5, 3)),
+        ]
+    )
+    assert compute_ttft_s(g.chunk_ns) == pytest.approx(0.4)
+    assert g.first_answer_ns == 2 * S
+    assert compute_tpot_s(g.chunk_ns, g.output_tokens) == pytest.approx(0.8)
+    assert (g.text, g.reasoning_text) == ("42", "Let me think")
+
+
+def test_reasoning_only_leaves_an_empty_answer() -> None:
+    g = read_stream([(0.4, chat_chunk(reasoning="Hm", finish="length")), (0.5, usage_chunk(5, 1))])
+    assert (g.text, g.reasoning_text, g.first_answer_ns) == ("", "Hm", None)
+
+
+def test_a_stop_token_with_ids_and_empty_text_is_a_token_chunk() -> None:
+    g = read_stream(
+        [
+            (1.0, text_chunk("a", [5])),
+            (1.5, text_chunk("", [2], finish="stop")),
+            (1.6, usage_chunk(4, 2, 0)),
+        ]
+    )
+    assert g.chunk_ns == [1 * S, round(1.5 * S)]
+    assert (g.token_ids, g.cached_tokens) == ([5, 2], 0)
+
+
+@pytest.mark.parametrize(
+    ("output_tokens", "expected"),
+    [
+        (2, [1.0, 1.1]),  # the empty chunk only closes
+        (3, [1.0, 1.1, 1.2]),  # the usage counts a stop token
+        (9, [1.0, 1.1, 1.2]),  # several tokens in a chunk, and one left for the last
+    ],
+)
+def test_an_empty_last_chunk_counts_by_usage(output_tokens: int, expected: list[float]) -> None:
+    g = read_stream(
+        [
+            (1.0, chat_chunk(content="a")),
+            (1.1, chat_chunk(content="b")),
+            (1.2, chat_chunk(finish="stop")),
+            (1.3, usage_chunk(4, output_tokens)),
+        ]
+    )
+    assert g.chunk_ns == [round(t * S) for t in expected]
+
+
+def test_half_a_character_is_a_token_chunk_when_the_usage_has_room_for_it() -> None:
+    g = read_stream(
+        [
+            (1.0, text_chunk("")),
+            (1.1, text_chunk("\U0001f600")),
+            (1.2, text_chunk("!", finish="length")),
+            (1.3, usage_chunk(4, 3)),
+        ]
+    )
+    assert compute_ttft_s(g.chunk_ns) == pytest.approx(1.0)
+
+
+def test_several_tokens_in_a_chunk_are_one_stamp() -> None:
+    g = read_stream(
+        [
+            (1.0, text_chunk("a", [1])),
+            (1.4, text_chunk("bcd", [2, 3, 4])),
+            (1.5, text_chunk("e", [5], "length")),
+            (1.5, usage_chunk(1, 5)),
+        ]
+    )
+    assert len(g.chunk_ns) == 3
+    assert compute_tpot_s(g.chunk_ns, g.output_tokens) == pytest.approx(0.125)
+
+
+def test_a_surrogate_pair_cut_between_chunks_is_one_character() -> None:
+    g = read_stream(
+        [
+            (1.0, b'data: {"choices": [{"text": "\\ud83d"}]}'),
+            (1.1, b'data: {"choices": [{"text": "\\ude00 \\ud83d", "finish_reason": "stop"}]}'),
+        ]
+    )
+    assert g.text == "\U0001f600 \ufffd"
+
+
+# Over the socket.
+
+
+def test_an_answer_in_vllms_form_comes_back_whole(stub: StubServer) -> None:
+    g = ask(stub, plain_answer(["Hé", "llo"], prompt_tokens=3))
+    assert g.error is None
+    assert (g.text, g.finish_reason) == ("Héllo", "stop")
+    assert (g.prompt_tokens, g.output_tokens, g.cached_tokens) == (3, 3, 0)
+    assert len(g.chunk_ns) == 3
+    assert 0 < g.chunk_ns[0] <= g.chunk_ns[-1] <= (g.end_ns or 0)
+
+
+def test_greedy_sampling_and_usage_are_asked_for_in_full(stub: StubServer) -> None:
+    with make_client(stub) as client:
+        client.generate([7, 8], 16, ignore_eos=True, cache_salt="s1")
+        client.generate([{"role": "user", "content": "a\nb"}], 16)
+    (path, body, _), (chat_path, chat_body, _) = [r for r in stub.requests if "completions" in r[0]]
+    assert path == "/v1/completions"
+    assert body["prompt"] == [7, 8]
+    assert (body["temperature"], body["top_p"], body["repetition_penalty"]) == (0, 1, 1)
+    assert body["stream_options"] == {"include_usage": True}
+    assert (body["ignore_eos"], body["cache_salt"], body["return_token_ids"]) == (True, "s1", True)
+    assert chat_path == "/v1/chat/completions"
+    assert chat_body["messages"][0]["content"] == "a\nb"
+    assert "ignore_eos" not in chat_body
+
+
+def test_a_server_that_is_no_vllm_is_sent_no_extensions() -> None:
+    with StubServer(vllm=False) as stub, make_client(stub) as client:
+        assert client.generate("hello", 4, ignore_eos=True, cache_salt="s").error is None
+        assert client.extensions is False
+    body = stub.requests[-1][1]
+    assert body["prompt"] == "hello"
+    assert not {"return_token_ids", "ignore_eos", "cache_salt"} & body.keys()
+
+
+def test_the_time_to_the_first_chunk_is_the_servers_wait(stub: StubServer) -> None:
+    with make_client(stub) as client:
+        client.probe()
+        stub.answers.append(plain_answer(["a"] * 5, ttft_s=0.2, tpot_s=0.02))
+        g = client.generate([1], 8)
+    ttft_s, tpot_s = compute_ttft_s(g.chunk_ns), compute_tpot_s(g.chunk_ns, g.output_tokens)
+    assert ttft_s is not None
+    assert 0.2 <= ttft_s < 0.3
+    assert tpot_s is not None
+    assert 0.019 <= tpot_s < 0.04
+
+
+def test_events_cut_at_every_byte_are_read_alike(stub: StubServer) -> None:
+    whole = b": ping\r\n" + text_chunk("é\u2028", [1]) + text_chunk("", [2], "stop") + DONE
+    g = ask(stub, Answer([whole[i : i + 1] for i in range(len(whole))]))
+    assert (g.text, len(g.chunk_ns)) == ("é\u2028", 2)
+
+
+@pytest.mark.parametrize("tail", [[], [None]], ids=["clean end", "cut connection"])
+def test_an_end_without_finish_reason_is_truncated(stub: StubServer, tail: list[Any]) -> None:
+    category, _ = get_failure(ask(stub, Answer([text_chunk("a", [1]), *tail])))
+    assert category == "truncated"
+
+
+def test_done_without_finish_reason_is_truncated_too(stub: StubServer) -> None:
+    assert get_failure(ask(stub, Answer([text_chunk("a", [1]), DONE])))[0] == "truncated"
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+def test_an_end_without_done_but_with_finish_reason_succeeds(
+    stub: StubServer, framing: str
+) -> None:
+    steps = [text_chunk("a", [1], "length"), usage_chunk(3, 1)]
+    g = ask(stub, Answer(steps, framing=framing))
+    assert (g.error, g.text, g.output_tokens) == (None, "a", 1)
+
+
+def test_a_connection_cut_before_the_usage_is_truncated(stub: StubServer) -> None:
+    assert get_failure(ask(stub, Answer([text_chunk("a", [1], "stop"), None])))[0] == "truncated"
+
+
+def test_a_server_that_keeps_the_body_open_after_done_costs_nothing(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "END_S", 0.1)
+    g = ask(stub, Answer([*plain_answer(["a"]).steps, 0.5]))
+    assert (g.error, g.text) == (None, "a")
+    assert (g.end_ns or 0) < 0.4 * S
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        sse({"error": {"message": "engine died", "code": 500}}),
+        sse({"object": "error", "message": "engine died"}),
+        b"event: error\n" + sse({"error": "engine died"}),
+    ],
+)
+def test_an_error_object_inside_a_200_is_a_stream_error(stub: StubServer, event: bytes) -> None:
+    failure = get_failure(ask(stub, Answer([text_chunk("a", [1]), event, DONE])))
+    assert failure == ("stream_error", "engine died")
+
+
+@pytest.mark.parametrize(
+    ("event", "word"),
+    [
+        (sse("{not json"), "not JSON"),
+        (sse("[" * 100_000), "not JSON"),
+        (sse("[1]"), "not an object"),
+        (sse({"choices": [{"index": 1, "text": "x"}]}), "not the one choice"),
+        (sse({"choices": [{"text": 5}]}), "text is not text"),
+        (sse({"choices": [], "usage": {"completion_tokens": -1}}), "not a count"),
+        (sse({"choices": [], "usage": {"completion_tokens": 1.5}}), "not a count"),
+        (b"data: \xff\n\n", "not UTF-8"),
+    ],
+)
+def test_a_broken_event_is_a_stream_error(stub: StubServer, event: bytes, word: str) -> None:
+    steps = [text_chunk("a", [1], "stop"), event, DONE]
+    category, message = get_failure(ask(stub, Answer(steps)))
+    assert category == "stream_error"
+    assert word in message
+
+
+def test_a_lost_token_chunk_is_seen_by_the_usage(stub: StubServer) -> None:
+    steps = [text_chunk("a", [1]), text_chunk("c", [3], "stop"), usage_chunk(3, 3), DONE]
+    category, message = get_failure(ask(stub, Answer(steps)))
+    assert category == "stream_error"
+    assert "carried 2 tokens but its usage says 3" in message
+
+
+def test_a_request_that_the_server_aborted_is_no_answer(stub: StubServer) -> None:
+    assert get_failure(ask(stub, Answer([text_chunk("a", [1], "abort")])))[0] == "stream_error"
+
+
+def test_one_json_answer_instead_of_a_stream_is_a_stream_error(stub: StubServer) -> None:
+    body = json.dumps({"choices": [{"text": "a", "finish_reason": "stop"}]}).encode()
+    category, message = get_failure(ask(stub, Answer([body], content_type="application/json")))
+    assert category == "stream_error"
+    assert "not a stream" in message
+
+
+def test_a_compressed_stream_is_refused(stub: StubServer) -> None:
+    answer = Answer([b"\x1f\x8b"], headers={"Content-Encoding": "gzip"})
+    assert "encoded as 'gzip'" in get_failure(ask(stub, answer))[1]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "This model's maximum context length is 2048 tokens. However, your prompt contains 4000",
+        "max_tokens=9000 cannot be greater than max_model_len=2048.",
+        "Input length (9) exceeds model's maximum context length (8).",
+    ],
+)
+def test_a_400_about_the_context_length_is_its_own_category(stub: StubServer, message: str) -> None:
+    body = json.dumps({"error": {"message": message, "code": 400}}).encode()
+    failure = get_failure(ask(stub, Answer([body], 400, "application/json")))
+    assert failure == ("context_overflow", f"HTTP 400: {message}")
+    assert sum("completions" in path for path, _, _ in stub.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 500, 503, 302])
+def test_any_other_status_is_an_http_error_and_not_retried(stub: StubServer, status: int) -> None:
+    headers = {"Location": "/elsewhere"} if status == 302 else {}
+    answer = Answer([b'{"detail": "no"}'], status, "application/json", headers=headers)
+    assert get_failure(ask(stub, answer)) == ("http", f"HTTP {status}: no")
+    assert sum("completions" in path for path, _, _ in stub.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "limits", "phase"),
+    [
+        ([text_chunk("")[:5], 0.5], {"first_chunk_s": 0.1}, "the first chunk"),
+        ([text_chunk("a", [1]), 0.5], {"chunk_s": 0.1}, "the next chunk"),
+        ([b": ping\n\n", 0.05] * 12, {"first_chunk_s": 0.2}, "the first chunk"),
+        ([text_chunk("a", [1]), 0.05] * 12, {"request_s": 0.2}, "the whole request"),
+    ],
+    ids=["slow first chunk", "stalled", "pings are not chunks", "endless"],
+)
+def test_each_phase_has_its_own_time_out(
+    stub: StubServer, steps: list[Any], limits: dict[str, float], phase: str
+) -> None:
+    category, message = get_failure(ask(stub, Answer(steps), **limits))
+    assert category == "timeout"
+    assert message.startswith(phase)
+
+
+def test_no_server_is_a_connect_error() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        client = Client(f"http://127.0.0.1:{held.getsockname()[1]}", "m")
+        with client:
+            assert get_failure(client.generate([1], 1))[0] == "connect"
+            assert client.health() is False
+            with pytest.raises(ServerError, match="is the server running"):
+                client.read_model()
+
+
+def test_a_stream_without_end_is_bounded(stub: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_STREAM_BYTES", 10_000)
+    failure = get_failure(ask(stub, Answer([text_chunk("x" * 1000, [1])] * 50)))
+    assert failure == ("stream_error", "more than 10000 bytes came")
+
+
+def test_one_connection_is_kept_for_all_requests(stub: StubServer) -> None:
+    with make_client(stub) as client:
+        for _ in range(5):
+            assert client.generate([1], 4).error is None
+        assert client.health()
+    assert stub.connections == 1
+
+
+def test_a_connection_that_the_server_closed_when_idle_is_opened_again() -> None:
+    with StubServer(idle_close_s=0.05) as stub, make_client(stub) as client:
+        assert client.generate([1], 4).error is None
+        threading.Event().wait(0.2)
+        assert client.generate([1], 4).error is None
+    assert stub.connections == 2
+
+
+class DroppingServer:
+    """Answers each connection's first ``answered`` requests, then hangs up on the next."""
+
+    def __init__(self, answered: Sequence[int]) -> None:
+        self.answered = answered
+        self.seen = 0
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.base_url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        self.thread = threading.Thread(target=self.serve, daemon=True)
+        self.thread.start()
+
+    def serve(self) -> None:
+        body = text_chunk("a", [1], "stop") + DONE
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
+        for count in self.answered:
+            connection, _ = self.socket.accept()
+            for i in range(count + 1):
+                if not connection.recv(65536):
+                    break
+                self.seen += 1
+                if i < count:
+                    connection.sendall(head % len(body) + body)
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("answered", "errors", "seen"),
+    [((1, 1), [None, None], 3), ((1, 0), [None, "connect"], 3), ((0,), ["connect"], 1)],
+    ids=["a kept connection is opened again once", "only once", "a new one never"],
+)
+def test_a_dropped_request_is_sent_again_only_on_a_kept_connection(
+    answered: tuple[int, ...], errors: list[str | None], seen: int
+) -> None:
+    server = DroppingServer(answered)
+    with server.socket, Client(server.base_url, "m") as client:
+        client.extensions = True
+        results = [client.generate([1], 1).error for _ in errors]
+    assert [e and e.category for e in results] == errors
+    assert server.seen == seen
+
+
+def test_the_key_is_sent_and_never_comes_back_in_a_message(stub: StubServer) -> None:
+    stub.answers.append(Answer([b'{"detail": "bad key sk-123"}'], 401, "application/json"))
+    with Client(stub.base_url, stub.model, api_key="sk-123") as client:
+        assert get_failure(client.generate([1], 1)) == ("http", "HTTP 401: bad key ***")
+    assert stub.requests[-1][2]["Authorization"] == "Bearer sk-123"
+
+
+def test_every_error_of_httpx_becomes_a_record() -> None:
+    kinds = [
+        kind
+        for kind in vars(httpx).values()
+        if isinstance(kind, type) and issubclass(kind, httpx.HTTPError)
+    ]
+    assert len(kinds) > 15
+    for kind in kinds:
+        if kind is httpx.HTTPStatusError:
+            continue  # only raise_for_status, which is not used, raises it
+
+        def fail(request: httpx.Request, kind: Any = kind) -> httpx.Response:
+            raise kind("planted")
+
+        with Client("http://x", "m", transport=httpx.MockTransport(fail)) as client:
+            client.extensions = False
+            category = get_failure(client.generate([1], 1))[0]
+            assert category in ("timeout", "connect")
+
+
+# Everything but generation.
+
+
+def test_texts_and_messages_are_counted_by_the_server(stub: StubServer) -> None:
+    with make_client(stub) as client:
+        assert client.tokenize("ab") == [97, 98]
+        assert client.detokenize([97, 98]) == "ab"
+        assert client.tokenize_chat([{"role": "user", "content": "x"}]) == list(b"<user>x")
+    bodies = [body for path, body, _ in stub.requests if path == "/tokenize"]
+    assert bodies[0]["add_special_tokens"] is False
+    assert (bodies[1]["add_generation_prompt"], bodies[1]["add_special_tokens"]) == (True, False)
+
+
+def test_the_model_card_is_that_of_our_model(stub: StubServer) -> None:
+    with make_client(stub) as client:
+        card = client.read_model()
+        assert (card.id, card.max_model_len, card.ids) == ("stub", 4096, ["stub"])
+        assert client.read_version() == "0.0.0+stub"
+    other = Client(stub.base_url + "/v1/", "other")
+    with other, pytest.raises(ServerAnswerError, match="serves stub, not 'other'"):
+        other.read_model()
+
+
+METRICS = """\
+# HELP vllm:prefix_cache_queries_total Tokens looked up.
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 3000.0
+vllm:prefix_cache_queries_total{engine="1",model_name="m"} 1096.0
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 3072.0
+# TYPE vllm:prefix_cache_hits_created gauge
+vllm:prefix_cache_hits_created{engine="0",model_name="m"} 1.78e+09
+# TYPE vllm:external_prefix_cache_hits_total counter
+vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 5.0
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{cache_dtype="int8",block_size="16",engine="0"} 1.0
+"""
+
+
+def test_prefix_cache_counters_are_summed_over_engines(stub: StubServer) -> None:
+    stub.metrics = METRICS
+    with make_client(stub) as client:
+        cache = client.read_prefix_cache()
+        assert cache is not None
+        assert (cache.queries, cache.hits) == (4096, 3072)
+        assert client.read_cache_config() == {
+            "cache_dtype": "int8",
+            "block_size": "16",
+            "engine": "0",
+        }
+
+
+def test_a_server_without_metrics_has_none_and_not_zero(stub: StubServer) -> None:
+    with make_client(stub) as client:
+        assert client.read_metrics() is None
+        assert client.read_prefix_cache() is None
+        assert client.read_cache_config() is None
+
+
+def test_broken_metrics_are_an_error(stub: StubServer) -> None:
+    stub.metrics = "a{b= 1"
+    with make_client(stub) as client, pytest.raises(ServerAnswerError, match="not Prometheus"):
+        client.read_metrics()
+
+
+def test_a_worker_call_gives_one_result_a_worker_or_says_that_it_is_not_supported(
+    stub: StubServer,
+) -> None:
+    stub.rpc["report"] = [{"routes": {"decode": 30}}]
+    with make_client(stub) as client:
+        assert client.call_rpc("report") == [{"routes": {"decode": 30}}]
+        with pytest.raises(NotSupportedError, match="HTTP 404"):
+            client.call_rpc("unknown")
+
+
+@pytest.mark.parametrize(
+    ("body", "believed"),
+    [({"success": True}, True), ({"success": False}, False), ({}, False), ("true", False)],
+)
+def test_a_prefix_cache_reset_is_believed_by_its_body_only(
+    stub: StubServer, body: Any, believed: bool
+) -> None:
+    stub.reset_body = body
+    with make_client(stub) as client:
+        assert client.reset_prefix_cache() is believed
