@@ -153,6 +153,13 @@ class TaskSpec(SpecModel):
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
+class FidelitySpec(SpecModel):
+    """Teacher-forced replay of the baseline's own output: how many load prompts, how long."""
+
+    samples: Annotated[int, Field(ge=1)] = 8
+    tokens: Annotated[int, Field(ge=2)] = 64
+
+
 class TimeoutSpec(SpecModel):
     """Seconds: a server's start, a request's first chunk, between two chunks, a request in all."""
 
@@ -169,6 +176,7 @@ class Spec(SpecModel):
     schedule: ScheduleSpec = ScheduleSpec()
     load: LoadSpec
     tasks: dict[str, TaskSpec] = {}
+    fidelity: FidelitySpec | None = None
     timeouts: TimeoutSpec = TimeoutSpec()
     policy: dict[str, Any] | str | None = None
 
