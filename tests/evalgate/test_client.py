@@ -230,9 +230,9 @@ def test_the_time_to_the_first_chunk_is_the_servers_wait(stub: StubServer) -> No
         g = client.generate([1], 8)
     ttft_s, tpot_s = compute_ttft_s(g.chunk_ns), compute_tpot_s(g.chunk_ns, g.output_tokens)
     assert ttft_s is not None
-    assert 0.2 <= ttft_s < 0.3
+    assert 0.2 <= ttft_s < 0.5
     assert tpot_s is not None
-    assert 0.019 <= tpot_s < 0.04
+    assert 0.019 <= tpot_s < 0.1
 
 
 def test_events_cut_at_every_byte_are_read_alike(stub: StubServer) -> None:
@@ -420,12 +420,25 @@ class DroppingServer:
         for count in self.answered:
             connection, _ = self.socket.accept()
             for i in range(count + 1):
-                if not connection.recv(65536):
+                if not self.read_request(connection):
                     break
                 self.seen += 1
                 if i < count:
                     connection.sendall(head % len(body) + body)
             connection.close()
+
+    @staticmethod
+    def read_request(connection: socket.socket) -> bool:
+        """Headers and body may come in any number of reads; False when the client left."""
+        request = b""
+        while True:
+            read = connection.recv(65536)
+            request += read
+            head, found, body = request.partition(b"\r\n\r\n")
+            if not read:
+                return False
+            if found and len(body) == int(head.lower().split(b"content-length: ")[1].split()[0]):
+                return True
 
 
 @pytest.mark.parametrize(
