@@ -15,7 +15,7 @@ from types import ModuleType
 
 import torch
 
-from kernels_patch import torch_form
+from kernels_patch import native, torch_form
 from kernels_patch.plan import DECODE, FIRST_CHUNK, PREFIX, RouteBatch
 from kernels_patch.switches import IMPL_SWITCH, RefusalError, forced_impl, say
 
@@ -48,15 +48,18 @@ def choose_kernels(head_dim: int, dtype: torch.dtype) -> Kernels:
     if wanted == "torch":
         say(f"serving with the plain torch form ({IMPL_SWITCH}=torch): slow, for comparison only")
         return _kernels("torch", torch_form, TORCH_LABELS)
-    native, unavailable = _load_native()
-    reason = unavailable or native.unsupported_reason(head_dim, dtype)
+    try:
+        kernels = native.load()
+        labels, reason = FALLBACK_LABELS, _native_refusal(head_dim)
+    except native.NativeUnavailable as error:
+        labels, reason = TORCH_LABELS, str(error)
     if reason is None:
-        say(f"serving with the native kernels ({native.describe()})")
-        return _kernels("native", native, NATIVE_LABELS)
+        say(f"serving with the native {kernels.isa} kernels")
+        return _kernels("native", kernels, NATIVE_LABELS)
     if wanted == "native":
         raise RefusalError(f"{IMPL_SWITCH}=native was asked for, and {reason}")
     say(f"NO NATIVE KERNELS: {reason}. Serving with the plain torch form, which is slow.")
-    return _kernels("torch", torch_form, TORCH_LABELS if unavailable else FALLBACK_LABELS)
+    return _kernels("torch", torch_form, labels)
 
 
 def run_batch(
@@ -89,24 +92,22 @@ def run_batch(
         out[rows] = result
 
 
-def _kernels(impl: str, module: ModuleType, labels: Mapping[str, str]) -> Kernels:
+def _native_refusal(head_dim: int) -> str | None:
+    """Why the native kernels, loaded, cannot take this shape; None when they can."""
+    if head_dim > native.MAX_HEAD_DIM:
+        return f"head size {head_dim} is beyond the native kernels' {native.MAX_HEAD_DIM}"
+    return None
+
+
+def _kernels(
+    impl: str, functions: native.NativeKernels | ModuleType, labels: Mapping[str, str]
+) -> Kernels:
     """The first chunk is attended at full precision whatever else serves: see ``torch_form``."""
     return Kernels(
         impl=impl,
         labels=labels,
-        write_kv=module.write_kv,
+        write_kv=functions.write_kv,
         first_chunk=torch_form.first_chunk,
-        prefix=module.prefix,
-        decode=module.decode,
+        prefix=functions.prefix,
+        decode=functions.decode,
     )
-
-
-def _load_native() -> tuple[ModuleType, str | None]:
-    """The native module, and why it cannot serve on this machine (None: it can)."""
-    from kernels_patch import native
-
-    try:
-        native.load()
-    except native.NativeUnavailable as error:
-        return native, str(error)
-    return native, None
