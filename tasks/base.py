@@ -88,6 +88,10 @@ class Task(ABC):
             )
         return kind
 
+    def resolve_kind(self, references: Sequence[str], kind: str | None) -> str:
+        """The kind of an item that may not name one; a task may tell it from the references."""
+        return self.check_kind(kind)
+
     def render_prompt(self, sample: Sample) -> str:
         """The text of the user's message. Braces inside the sample's own text are left alone."""
         template = self.templates[self.check_kind(sample.kind)]

@@ -1,6 +1,6 @@
 """What an output looks like, apart from its score: flags that a mean would hide.
 
-``empty``, ``truncated``, ``repetition`` (a loop) and ``script_change``. Knows no task; the numbers
+``truncated``, ``repetition`` (a loop) and ``script_change``. Knows no task; the numbers
 below were set on loops of real decoding failures (one word or one sentence until the budget ends)
 and on prose, tables and numbered lists that must stay unflagged.
 """
@@ -32,10 +32,8 @@ _UNIT = re.compile(r"\w+|[^\w\s]")
 
 
 def find_flags(output_text: str, references: Sequence[str], finish_reason: str | None) -> list[str]:
-    """Flags of a raw output, in a fixed order. ``empty`` is about white space only."""
+    """Flags of a raw output, in a fixed order."""
     flags = []
-    if not output_text.strip():
-        flags.append("empty")
     if finish_reason == "length":
         flags.append("truncated")
     if has_repetition(output_text):
