@@ -7,7 +7,7 @@ text on every machine. Knows no task, no question and no tokenizer: sizes are wh
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 
 def _split(text: str, separator: str | None = None) -> tuple[str, ...]:
@@ -181,6 +181,19 @@ class Corpus:
                 self._used.add(name)
                 return name
         raise RuntimeError(f"the corpus has run out of names after {len(self._used)}")
+
+
+def fill_up(texts: Sequence[str], words: int, seed: str) -> list[str]:
+    """Each text with prose behind it, so that all have ``words`` words together (or are as given).
+
+    Every text draws from a stream of its own: one word more changes one text, not all that follow,
+    which keeps the token count of the whole steady while a length is sought.
+    """
+    rooms = split_evenly(words - sum(count_words(text) for text in texts), len(texts))
+    return [
+        f"{text} {Corpus(random.Random(f'{seed}/{i}')).prose(room)}".rstrip()
+        for i, (text, room) in enumerate(zip(texts, rooms, strict=True))
+    ]
 
 
 def compute_vocabulary() -> list[str]:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from evalgate_tasks.base import Sample, Score, Task
-from evalgate_tasks.corpus import Corpus, count_words, split_evenly
+from evalgate_tasks.corpus import Corpus, count_words, fill_up
 from evalgate_tasks.text import split_words
 
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ class GovReport(Task):
         where = [round(i * (n_sections - 1) / (_N_FINDINGS - 1)) for i in range(_N_FINDINGS)]
         facts = {section: long for section, (long, _) in zip(where, findings, strict=True)}
         heads = [f"{i + 1}. {facts.get(i, '')}".rstrip() for i in range(n_sections)]
-        missing = words - count_words(opening) - sum(count_words(h) for h in heads)
-        filler = Corpus(random.Random(f"{seed}/filler"))
-        rooms = split_evenly(missing, n_sections)
-        sections = [f"{h} {filler.prose(n)}".rstrip() for h, n in zip(heads, rooms, strict=True)]
+        sections = fill_up(heads, words - count_words(opening), f"{seed}/filler")
         context = "\n\n".join([opening, *sections])
         return Sample("", context, [" ".join(summary)], sample_id, kind)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from evalgate_tasks.base import Sample, Score, Task
-from evalgate_tasks.corpus import Corpus, count_words, split_evenly
+from evalgate_tasks.corpus import Corpus, fill_up
 from evalgate_tasks.text import is_same_bare_text, normalize_answer, normalize_exact
 
 _CLOSED_ANSWERS = ("yes", "no", "noanswer")
@@ -63,7 +63,8 @@ class HotpotQA(Task):
         # The second gold passage lies half a context away from the first.
         for passage, where in zip(gold, (depth, (depth + 0.5) % 1.0), strict=True):
             passages.insert(round(where * len(passages)), passage)
-        context = _render_passages(passages, words, random.Random(f"{seed}/filler"))
+        texts = [f"Passage {i}:\n{title}\n{facts}" for i, (title, facts) in enumerate(passages, 1)]
+        context = "\n\n".join(fill_up(texts, words, f"{seed}/filler"))
         return Sample(question, context, [answer], sample_id, kind, depth)
 
 
@@ -140,15 +141,6 @@ def _describe_agency(corpus: Corpus, agency: str) -> tuple[str, str, int]:
         f"Its head office is in {town}, near the river {corpus.river()}."
     )
     return text, town, year
-
-
-def _render_passages(passages: list[tuple[str, str]], words: int, rng: random.Random) -> str:
-    """Numbered passages, each filled up with prose so that all together have ``words`` words."""
-    bare = [f"Passage {i}:\n{title}\n{facts}" for i, (title, facts) in enumerate(passages, 1)]
-    missing = words - sum(count_words(text) for text in bare)
-    filler = Corpus(rng)
-    rooms = split_evenly(missing, len(bare))
-    return "\n\n".join(f"{t} {filler.prose(n)}".rstrip() for t, n in zip(bare, rooms, strict=True))
 
 
 TASK = HotpotQA()

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from evalgate_tasks.base import ReferenceTextError, Sample, Score, Task
-from evalgate_tasks.corpus import Corpus, count_words, split_evenly
+from evalgate_tasks.corpus import Corpus, count_words, fill_up
 from evalgate_tasks.text import contains_whole
 
 _NUMBER = re.compile(r"\d+")
@@ -120,7 +120,6 @@ def _flag_over_listing(listed: Sequence[str], n_wanted: int) -> list[str]:
 
 def _write_passage(seed: str, depth: float, words: int) -> tuple[str, str, str]:
     corpus = Corpus(random.Random(f"{seed}/facts"))
-    filler = Corpus(random.Random(f"{seed}/filler"))
     n = max(3, min(words // _PARAGRAPH_WORDS, _MAX_PARAGRAPHS))
     target = round(depth * (n - 1))
     described = ""
@@ -137,9 +136,8 @@ def _write_passage(seed: str, depth: float, words: int) -> tuple[str, str, str]:
                 f"A place known for its {goods}, on the banks of the {river}. A {job} named "
                 f"{person} planned the bridge, which has been in use since {year}."
             )
-    rooms = split_evenly(words - sum(count_words(p) for p in paragraphs), n)
-    filled = [f"{p} {filler.prose(k)}".rstrip() for p, k in zip(paragraphs, rooms, strict=True)]
-    return described, f"Paragraph {target + 1}", "\n\n".join(filled)
+    context = "\n\n".join(fill_up(paragraphs, words, f"{seed}/filler"))
+    return described, f"Paragraph {target + 1}", context
 
 
 def _write_needle(seed: str, depth: float, words: int, n_keys: int) -> tuple[str, str, str]:
