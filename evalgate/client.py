@@ -368,6 +368,14 @@ class Client:
             )
         return results
 
+    def post_json(self, path: str, body: Any, timeout_s: float = CALL_S) -> Any:
+        """The decoded answer to a request that is not streamed, None when it is empty.
+
+        Raises NotSupportedError without such an endpoint, ServerAnswerError for any other refusal,
+        ServerError when no answer came in time.
+        """
+        return self._call_json("POST", path, body, timeout_s)
+
     def reset_prefix_cache(self) -> bool:
         """True only when the answer's body says success: a bare 200 proves nothing.
 
