@@ -6,16 +6,18 @@ and ``tables`` say what they share, ``evidence`` and ``plots`` what the page add
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
 from evalgate.errors import UsageError
-
-if TYPE_CHECKING:
-    from evalgate.report.evidence import Context
-    from evalgate.report.words import Verdict
+from evalgate.report.evidence import Context
+from evalgate.report.html import render_html
+from evalgate.report.json_ import render_json
+from evalgate.report.junit import render_junit
+from evalgate.report.markdown import render_markdown
+from evalgate.report.text import build_text, render_text
+from evalgate.report.words import Verdict
 
 FORMATS = ("text", "json", "markdown", "html", "junit")
+
+__all__ = ["FORMATS", "Context", "build_text", "render", "render_text"]
 
 
 def render(format_name: str, verdict: Verdict, context: Context | None = None) -> str:
@@ -23,10 +25,14 @@ def render(format_name: str, verdict: Verdict, context: Context | None = None) -
 
     Raises UsageError for another format, EvidenceError for a verdict of another version.
     """
-    if format_name not in FORMATS:
-        raise UsageError(f"format {format_name!r} is not one of {', '.join(FORMATS)}: choose one")
-    # Imported when asked for: a command line that only needs FORMATS must not wait for Jinja2.
-    module = import_module(f"evalgate.report.{'json_' if format_name == 'json' else format_name}")
     if format_name == "html":
-        return module.render_html(verdict, context)
-    return getattr(module, f"render_{format_name}")(verdict)
+        return render_html(verdict, context)
+    renderers = {
+        "text": render_text,
+        "json": render_json,
+        "markdown": render_markdown,
+        "junit": render_junit,
+    }
+    if format_name not in renderers:
+        raise UsageError(f"format {format_name!r} is not one of {', '.join(FORMATS)}: choose one")
+    return renderers[format_name](verdict)

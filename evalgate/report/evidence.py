@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from evalgate.records import Arm, RequestRecord, SampleRecord, StoredRun
+from evalgate.compare import ArmView, views_of_run
+from evalgate.records import RequestRecord, SampleRecord, StoredRun
 from evalgate.report.words import ARMS, printable, shorten
 
 MAX_POINTS = 400  # for each arm and plot: more only makes one grey band, and a heavy page
@@ -24,39 +25,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ArmSource:
-    """One arm of a stored run; ``arm`` is its name on disk."""
-
-    stored: StoredRun
-    arm: str
-
-    @property
-    def record(self) -> Arm:
-        return self.stored.run.arms[self.arm]
-
-    @property
-    def requests(self) -> list[RequestRecord]:
-        return [r for r in self.stored.requests if r.arm == self.arm]
-
-    @property
-    def samples(self) -> list[SampleRecord]:
-        return [s for s in self.stored.samples if s.arm == self.arm]
-
-    @property
-    def measured(self) -> dict[tuple[int, str, str, int], RequestRecord]:
-        return {r.key: r for r in self.requests if r.phase == "measure"}
-
-
-@dataclass(frozen=True)
 class Context:
     """What lies behind a verdict: both arms, wherever each of them was measured."""
 
-    baseline: ArmSource
-    candidate: ArmSource
+    baseline: ArmView
+    candidate: ArmView
     title: str = ""
 
+    @classmethod
+    def of_run(cls, stored: StoredRun) -> Context:
+        """Baseline and candidate of one run. Raises UsageError when it lacks one of them."""
+        return cls.of_views(*views_of_run(stored))
+
+    @classmethod
+    def of_views(cls, baseline: ArmView, candidate: ArmView) -> Context:
+        names = dict.fromkeys((baseline.run.name, candidate.run.name))
+        return cls(baseline, candidate, " against ".join(names))
+
     @property
-    def arms(self) -> dict[str, ArmSource]:
+    def arms(self) -> dict[str, ArmView]:
         return dict(zip(ARMS, (self.baseline, self.candidate), strict=True))
 
 
@@ -194,8 +181,8 @@ def _collect_latencies(context: Context) -> dict[str, dict[str, dict[str, list[P
         bucket: {metric: {arm: [] for arm in ARMS} for metric in ("ttft", "tpot")}
         for bucket in _bucket_names(context)
     }
-    for arm, source in context.arms.items():
-        for r in source.measured.values():
+    for arm, view in context.arms.items():
+        for r in view.measured:
             for metric, value in (("ttft", r.ttft_s), ("tpot", r.tpot_s)):
                 if value is not None:
                     found[r.bucket][metric][arm].append(Point(r.block, value, _name(r)))
@@ -203,7 +190,7 @@ def _collect_latencies(context: Context) -> dict[str, dict[str, dict[str, list[P
 
 
 def _collect_steps(context: Context) -> list[Step]:
-    tagged = [(arm, r) for arm, source in context.arms.items() for r in source.requests]
+    tagged = [(arm, r) for arm, view in context.arms.items() for r in view.requests]
     tagged.sort(key=lambda pair: pair[1].started_at)
     return [
         Step(
@@ -232,12 +219,12 @@ def _collect_lengths(context: Context) -> list[LengthPoint]:
 
 
 def _collect_failures(context: Context) -> Iterable[tuple[str, ...]]:
-    for arm, source in context.arms.items():
-        for r in source.requests:
+    for arm, view in context.arms.items():
+        for r in view.requests:
             if r.error:
                 where = f"{r.bucket}, {r.prompt_id}, repetition {r.repetition}, {r.phase}"
                 yield _failure(arm, r.block, where, r.started_at, r.error)
-        for s in source.samples:
+        for s in view.samples:
             if s.error:
                 yield _failure(arm, s.block, f"{s.task}, {s.sample_id}", "", s.error)
 
@@ -282,7 +269,7 @@ def _part(title: str, base: str, cand: str) -> Difference:
 
 
 def _collect_routes(context: Context) -> list[Fact]:
-    counts = {arm: source.record.routes for arm, source in context.arms.items()}
+    counts = {arm: view.record.routes for arm, view in context.arms.items()}
     names = dict.fromkeys(name for routes in counts.values() for name in routes or {})
     return [
         Fact(
@@ -298,9 +285,11 @@ def _collect_routes(context: Context) -> list[Fact]:
 
 def _collect_launches(context: Context) -> list[LaunchRow]:
     rows = []
-    for arm, source in context.arms.items():
-        proofs = {e.block: e for e in source.record.evidence}
-        for launch in source.record.launches:
+    for arm, view in context.arms.items():
+        proofs = {e.block: e for e in view.evidence}
+        for launch in view.record.launches:
+            if launch.block in view.excluded_blocks:
+                continue
             proof = proofs.get(launch.block)
             cold = "–" if launch.cold_start_s is None else f"{launch.cold_start_s:.1f} s"
             rows.append(
@@ -320,7 +309,7 @@ def _collect_launches(context: Context) -> list[LaunchRow]:
 
 def _collect_environment(context: Context) -> list[Fact]:
     """Every field of both arms, differing ones first; of equal packages only the count is kept."""
-    flat = {arm: _flatten_arm(source) for arm, source in context.arms.items()}
+    flat = {arm: _flatten_arm(view) for arm, view in context.arms.items()}
     names = dict.fromkeys(name for fields in flat.values() for name in fields)
     facts = [Fact(name, *(flat[arm].get(name) for arm in ARMS)) for name in names]
     differing = [f for f in facts if f.differs]
@@ -333,8 +322,8 @@ def _collect_environment(context: Context) -> list[Fact]:
     return differing + rest
 
 
-def _flatten_arm(source: ArmSource) -> dict[str, str]:
-    arm, run = source.record, source.stored.run
+def _flatten_arm(view: ArmView) -> dict[str, str]:
+    arm, run = view.record, view.run
     environment = arm.environment
     fields: dict[str, Any] = {
         "spec": run.spec_sha256[:12],
@@ -360,21 +349,16 @@ def _flatten_arm(source: ArmSource) -> dict[str, str]:
 
 
 def _request_pairs(context: Context) -> list[tuple[RequestRecord, RequestRecord]]:
-    candidates = context.candidate.measured
+    candidates = {r.key: r for r in context.candidate.measured}
     return [
-        (base, candidates[key])
-        for key, base in context.baseline.measured.items()
-        if key in candidates
+        (base, candidates[base.key]) for base in context.baseline.measured if base.key in candidates
     ]
 
 
 def _bucket_names(context: Context) -> list[str]:
     """In the spec's order; buckets that only the records know come after."""
-    names: dict[str, None] = {}
-    for source in context.arms.values():
-        buckets = (source.stored.run.spec.get("load") or {}).get("buckets") or []
-        names |= {str(b["name"]): None for b in buckets if "name" in b}
-    names |= {r.bucket: None for s in context.arms.values() for r in s.requests}
+    names = {b.name: None for view in context.arms.values() for b in view.buckets}
+    names |= {r.bucket: None for view in context.arms.values() for r in view.requests}
     return list(names)
 
 

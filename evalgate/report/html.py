@@ -67,7 +67,6 @@ def render_html(verdict: Verdict, context: Context | None = None) -> str:
         rules=rules,
         interval_note=INTERVAL_NOTE,
         forests=_build_forests(verdict["rules"], status.key),
-        has_noise_floor=any(r.noise_floor for r in rules),
         tables=build_load_tables(verdict),
         tasks=[(line, _draw_task(line)) for line in build_task_lines(verdict)],
         warnings=verdict["warnings"],
@@ -89,7 +88,7 @@ def _template() -> Any:
     environment.filters |= {
         "printable": printable,
         "score": format_score,
-        "points": lambda value: format_change(value, "points").removesuffix(" points"),
+        "points": lambda value: format_change(value, "points").removesuffix(" pt"),
         "task_n": format_task_n,
         "absent": lambda value: ABSENT if value is None else value,
     }
@@ -133,10 +132,10 @@ def _build_evidence(context: Context | None) -> dict[str, Any]:
     sources = [
         (
             name,
-            f"arm {source.arm} of run {source.stored.run.name} ({source.stored.run.run_id}), "
-            f"started {source.stored.run.started_at}",
+            f"arm {view.arm} of run {view.run.name} ({view.run.run_id}), "
+            f"started {view.run.started_at}",
         )
-        for name, source in context.arms.items()
+        for name, view in context.arms.items()
     ]
     return {
         "sources": sources,

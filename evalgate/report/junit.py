@@ -60,5 +60,9 @@ def _add_outcome(case: ET.Element, words: RuleWords) -> None:
 
 
 def _describe(words: RuleWords) -> str:
-    text = f"{words.about}: {words.change} {words.interval}, must be {words.margin}; {words.n}"
-    return f"{text}; noise floor {words.noise_floor}" if words.noise_floor else text
+    parts = [
+        f"change {words.change}, one-sided 95 % bounds {words.interval}, must be {words.margin}",
+        f"pairs {words.pairs}, launches {words.launches}",
+        *words.notes,
+    ]
+    return "; ".join(parts)

@@ -53,20 +53,11 @@ def escape(text: str) -> str:
 
 
 def _render_rules(rules: list[RuleWords]) -> str:
-    rows = [
-        (
-            str(r.status),
-            r.name,
-            r.change,
-            r.interval,
-            r.margin,
-            *([r.noise_floor or ""] if any(o.noise_floor for o in rules) else []),
-            r.n,
-        )
-        for r in rules
-    ]
-    noise = ["noise floor"] if any(r.noise_floor for r in rules) else []
-    heads = ("status", "rule", "change", "95 % bounds", "must be", *noise, "n")
+    heads = ("status", "rule", "change", "95 % bounds", "must be", "pairs", "launches")
+    rows = []
+    for r in rules:
+        name = f"{r.name} ({'; '.join(r.notes)})" if r.notes else r.name
+        rows.append((str(r.status), name, r.change, r.interval, r.margin, r.pairs, r.launches))
     return _render_grid(heads, rows)
 
 

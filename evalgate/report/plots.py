@@ -26,7 +26,7 @@ from evalgate.report.words import (
 )
 
 LEFT, RIGHT = 3.0, 97.0  # percent of the width that a plot without a left-hand scale uses
-Y_LEFT = 14.0  # where one with a left-hand scale begins
+Y_LEFT = 11.0  # where one with a left-hand scale begins
 ROW = 18.0
 AXIS = 22.0
 
@@ -68,14 +68,14 @@ def build_forest_scale(rules: Sequence[Rule]) -> Scale | None:
     """One axis for rules of one unit; None when no rule has a figure.
 
     It always holds zero and every margin. A change many margins away would hide the rest, so the
-    axis ends at eight margins, or at twice the median end where that is more.
+    axis ends at five margins, or at twice the median end where that is more.
     """
     margins = [t for r in rules if (t := compute_threshold(r)) is not None]
     ends = [r[k] for r in rules for k in ("ci_low", "ci_high", "observed") if r[k] is not None]
     if not ends:
         return None
     widest = max(map(abs, ends))
-    reach = max(8 * max(map(abs, margins), default=0.0), 2 * median(map(abs, ends)))
+    reach = max(5 * max(map(abs, margins), default=0.0), 2 * median(map(abs, ends)))
     limit = min(widest, reach) if reach > 0 else widest
     inside = [max(-limit, min(limit, v)) for v in ends]
     return build_scale([0.0, *margins, *inside], LEFT, RIGHT, pad=0.06)
@@ -177,7 +177,7 @@ def draw_lengths(points: Sequence[LengthPoint]) -> Figure | None:
         return None
     ends = [v for p in points for v in (p.baseline, p.candidate)]
     height, bottom = 300.0, 262.0
-    x_scale = build_scale([0, *ends], Y_LEFT, RIGHT)
+    x_scale = build_scale(ends, Y_LEFT, RIGHT)
     y_scale = Scale(x_scale.low, x_scale.high, bottom, 8.0)
     plot = Plot(height, "output tokens of the candidate against those of the baseline")
     _add_y_axis(plot, y_scale, "")
@@ -210,15 +210,21 @@ def draw_scores(baseline: float | None, candidate: float | None, label: str) -> 
         plot.line(scale(baseline), y, scale(candidate), y, "interval")
     for arm, mean in zip(ARMS, (baseline, candidate), strict=True):
         if mean is not None:
-            plot.marker(arm, scale(mean), y, f"{arm} {mean * 100:.2f}")
+            offset = -3 if arm == "baseline" else 3  # equal scores must not hide each other
+            plot.marker(arm, scale(mean), y + offset, f"{arm} {mean * 100:.2f}")
     return plot.render()
 
 
 def _build_robust_scale(values: Sequence[float], start: float, end: float) -> tuple[Scale, int]:
-    """A scale that ends six quartile ranges beyond the quartiles, and how many lie outside."""
-    q1, q3 = np.percentile(values, [25, 75])
-    reach = 6 * (q3 - q1)
-    inside = [v for v in values if q1 - reach <= v <= q3 + reach] if reach > 0 else list(values)
+    """A scale that leaves stray values out, and how many it leaves out.
+
+    Stray: more than six quartile ranges beyond the quartiles, and more than the width of the
+    middle nine tenths beyond those; so a second mode is no stray.
+    """
+    p5, q1, q3, p95 = np.percentile(values, [5, 25, 75, 95])
+    low = min(q1 - 6 * (q3 - q1), 2 * p5 - p95)
+    high = max(q3 + 6 * (q3 - q1), 2 * p95 - p5)
+    inside = [v for v in values if low <= v <= high]
     return build_scale(inside, start, end), len(values) - len(inside)
 
 

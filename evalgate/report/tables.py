@@ -120,7 +120,7 @@ def build_task_table(verdict: Verdict) -> Table | None:
             printable(line.task),
             "all" if line.bucket is None else printable(line.bucket),
             *(format_score(line.mean[arm]) for arm in ARMS),
-            format_change(line.change_points, "points").removesuffix(" points"),
+            format_change(line.change_points, "points").removesuffix(" pt"),
             format_task_n(line),
         )
         for line in build_task_lines(verdict)

@@ -26,6 +26,7 @@ from evalgate.report.words import (
     printable,
 )
 
+NARROW = 96  # columns below which the table of rules has no room for its counts
 STYLES = {
     "pass": "bold green",
     "fail": "bold red",
@@ -47,12 +48,12 @@ def render_text(verdict: Verdict, *, width: int = 100, colour: bool = False) -> 
         highlight=False,
         emoji=False,
     )
-    console.print(build_text(verdict))
+    console.print(build_text(verdict, width=width))
     # Rich pads table cells to the full width; trailing blanks only make diffs and logs noisy.
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def build_text(verdict: Verdict) -> Group:
+def build_text(verdict: Verdict, *, width: int = 100) -> Group:
     """The same as a rich renderable, for a caller that has a console of its own."""
     check_verdict(verdict)
     status = STATUSES[verdict["status"]]
@@ -62,7 +63,11 @@ def build_text(verdict: Verdict) -> Group:
     ]
     parts += _build_reasons(verdict, rules)
     if rules:
-        parts += [Text(), _build_rules(rules), Text(INTERVAL_NOTE, style="dim")]
+        parts += [
+            Text(),
+            _build_rules(rules, is_narrow=width < NARROW),
+            Text(INTERVAL_NOTE, style="dim"),
+        ]
     unsettled = [f"{r.name}: {r.unsettled}" for r in rules if r.unsettled]
     parts += _build_list("What would settle the open rules", unsettled)
     tables = [*build_load_tables(verdict), build_task_table(verdict)]
@@ -83,21 +88,20 @@ def _build_reasons(verdict: Verdict, rules: list[RuleWords]) -> list[RenderableT
     ]
 
 
-def _build_rules(rules: list[RuleWords]) -> RichTable:
+def _build_rules(rules: list[RuleWords], *, is_narrow: bool) -> RichTable:
+    """A row for each rule; a narrow table has its counts below the name, not in columns."""
     table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("status", no_wrap=True)
-    table.add_column("rule", overflow="fold", ratio=1)
-    for head in ("change", "95 % bounds", "must be", "noise floor"):
-        if head == "noise floor" and not any(r.noise_floor for r in rules):
-            continue
-        table.add_column(head, justify="right", overflow="fold")
-    table.add_column("n", overflow="fold")
+    table.add_column("rule", overflow="fold", min_width=12)
+    counts = () if is_narrow else ("pairs", "launches")
+    for head in ("change", "95 % bounds", "must be", *counts):
+        table.add_column(head, justify="right", no_wrap=True)
     for r in rules:
+        below = [f"pairs {r.pairs}", f"launches {r.launches}"] if is_narrow else []
+        name = Text("\n").join([Text(r.name), *(Text(n, "dim") for n in [*below, *r.notes])])
         cells = [r.change, r.interval, r.margin]
-        if any(other.noise_floor for other in rules):
-            cells.append(r.noise_floor or "")
-        name = r.name if r.name.casefold() == r.about.casefold() else f"{r.name}\n{r.about}"
-        table.add_row(_status(r.status), Text(name), *map(Text, cells), Text(r.n))
+        cells += [] if is_narrow else [r.pairs, r.launches]
+        table.add_row(_status(r.status), name, *map(Text, cells))
     return table
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,9 @@ ARMS = ("baseline", "candidate")
 ABSENT = "–"
 INTERVAL_NOTE = (
     "Changes are candidate against baseline with their raw sign; an interval holds the two "
-    "one-sided 95 % bounds."
+    "one-sided 95 % bounds; pt: points of 100."
 )
+UNIT_SIGNS = {"percent": "%", "points": "pt"}
 
 Verdict = Mapping[str, Any]
 Rule = Mapping[str, Any]
@@ -54,16 +55,20 @@ STATUSES = {
 
 @dataclass(frozen=True)
 class RuleWords:
-    """One rule as every format shows it. ``unsettled`` is what it still needs, or None."""
+    """One rule as every format shows it.
+
+    ``notes`` go below its name: metric, task and bucket where the name does not say as much, pairs
+    that were left out, the noise floor. ``unsettled`` is what an open rule still needs, else None.
+    """
 
     name: str
     status: Status
-    about: str
     change: str
     interval: str
     margin: str
-    n: str
-    noise_floor: str | None
+    pairs: str
+    launches: str
+    notes: tuple[str, ...]
     reason: str
     unsettled: str | None
 
@@ -92,16 +97,15 @@ def describe_rule(rule: Rule, overall: str) -> RuleWords:
     if overall == "invalid" and key == "pass":
         key = "invalid"
     unit = rule["unit"]
-    details = rule["details"] or {}
     return RuleWords(
         name=printable(rule["name"]),
         status=STATUSES[key],
-        about=describe_scope(rule),
         change=format_change(rule["observed"], unit),
-        interval=format_interval(rule["ci_low"], rule["ci_high"], unit),
+        interval=format_interval(rule["ci_low"], rule["ci_high"]),
         margin=format_margin(rule),
-        n=format_n(rule),
-        noise_floor=format_noise_floor(details.get("noise_floor"), unit),
+        pairs=format_count(rule["n_pairs"]),
+        launches=format_count(rule["n_blocks"]),
+        notes=tuple(_describe_notes(rule)),
         reason=printable(rule["reason"] or ""),
         unsettled=printable(rule["reason"] or "") if key == "inconclusive" else None,
     )
@@ -135,37 +139,30 @@ def is_better_upwards(rule: Rule) -> bool | None:
 
 
 def format_change(value: float | None, unit: str) -> str:
-    """``+0.54 %`` or ``-1.20 points``; the dash for an absent value."""
+    """``+0.54 %`` or ``-1.20 pt``; the dash for an absent value."""
     if value is None or not math.isfinite(value):
         return ABSENT
-    return f"{value:+.2f} {'%' if unit == 'percent' else 'points'}"
+    return f"{value:+.2f} {UNIT_SIGNS[unit]}"
 
 
-def format_interval(low: float | None, high: float | None, unit: str) -> str:
-    """``[+0.12, +0.95] %``; a missing side is the dash, two missing sides are one dash."""
+def format_interval(low: float | None, high: float | None) -> str:
+    """``+0.12 … +0.95``, in the rule's unit; a missing side is the dash, two are one dash."""
     if low is None and high is None:
         return ABSENT
-    sides = ", ".join(ABSENT if v is None else f"{v:+.2f}" for v in (low, high))
-    return f"[{sides}] {'%' if unit == 'percent' else 'points'}"
+    return " … ".join(ABSENT if v is None else f"{v:+.2f}" for v in (low, high))
 
 
 def format_margin(rule: Rule) -> str:
-    """The margin as what must be cleared: ``above -1.00 %``, ``below +2.00 %``."""
+    """The margin as what must be cleared: ``> -1.00 %``, ``< +2.00 %``."""
     threshold = compute_threshold(rule)
     if threshold is None:
         return ABSENT
-    side = "above" if is_better_upwards(rule) else "below"
+    side = ">" if is_better_upwards(rule) else "<"
     return f"{side} {format_change(threshold + 0.0, rule['unit'])}"
 
 
-def format_n(rule: Rule) -> str:
-    """Pairs, launches, and what was left out: ``120 pairs, 6 launches (2 dropped)``."""
-    pairs, blocks, dropped = rule["n_pairs"], rule["n_blocks"], rule["n_dropped"]
-    parts = [] if pairs is None else [_count(pairs, "pair")]
-    if blocks is not None:
-        parts.append(_count(blocks, "launch"))
-    text = ", ".join(parts) or ABSENT
-    return f"{text} ({dropped:,} dropped)" if dropped else text
+def format_count(n: int | None) -> str:
+    return ABSENT if n is None else f"{n:,}"
 
 
 def format_noise_floor(value: Any, unit: str) -> str | None:
@@ -179,7 +176,7 @@ def format_noise_floor(value: Any, unit: str) -> str | None:
             if isinstance(v, int | float) and not isinstance(v, bool)
         ]
         return ", ".join(shown) or None
-    return f"± {value:.2f} {'%' if unit == 'percent' else 'points'}"
+    return f"± {value:.2f} {UNIT_SIGNS[unit]}"
 
 
 def format_ms(seconds: float | None) -> str:
@@ -222,6 +219,21 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:limit]}… ({len(text) - limit:,} more characters)"
 
 
-def _count(n: int, word: str) -> str:
-    plural = f"{word}es" if word.endswith("ch") else f"{word}s"
-    return f"{n:,} {word if n == 1 else plural}"
+def _describe_notes(rule: Rule) -> Iterator[str]:
+    if not _names_its_scope(rule):
+        yield describe_scope(rule)
+    if rule["n_dropped"]:
+        yield f"{rule['n_dropped']:,} pairs left out"
+    floor = format_noise_floor((rule["details"] or {}).get("noise_floor"), rule["unit"])
+    if floor:
+        yield f"noise floor {floor}"
+
+
+def _names_its_scope(rule: Rule) -> bool:
+    """Whether the free name already holds metric, task and bucket; a task implies its score."""
+    metric = METRICS.get(rule["metric"])
+    name = rule["name"].casefold()
+    wanted = [rule[k] for k in ("task", "bucket") if rule[k] is not None]
+    if rule["metric"] != "score" or rule["task"] is None:
+        wanted.append(metric.label if metric else rule["metric"])
+    return all(w.casefold() in name for w in wanted)

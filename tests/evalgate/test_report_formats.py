@@ -1,0 +1,190 @@
+"""The verdict as text, JSON, Markdown and JUnit: the answer first, foreign text harmless."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+from report_cases import HOSTILE, make_rich_case, make_rule, make_stats, make_verdict
+
+from evalgate.errors import EvidenceError, UsageError
+from evalgate.report import FORMATS, render, render_text
+from evalgate.report.markdown import escape
+from evalgate.report.words import (
+    compute_threshold,
+    describe_rule,
+    format_change,
+    format_interval,
+    format_ms,
+    printable,
+    shorten,
+)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("status", ["pass", "fail", "inconclusive", "invalid"])
+def test_every_format_renders_every_status_as_a_word(format_name, status):
+    text = render(format_name, make_verdict(status))
+    word = {"json": f'"status": "{status}"'}.get(format_name, status.upper())
+    assert word in text
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_verdict_without_rules_or_figures_renders(format_name):
+    empty = make_verdict("invalid", rules=[], summary={}, invalid_reasons=["nothing in common"])
+    assert "nothing in common" in render(format_name, empty)
+
+
+def test_an_unknown_format_is_a_usage_error_that_names_the_right_ones():
+    with pytest.raises(UsageError, match="'pdf' is not one of text, json, markdown, html, junit"):
+        render("pdf", make_verdict())
+
+
+@pytest.mark.parametrize("format_name", [f for f in FORMATS if f != "json"])
+def test_a_verdict_of_another_version_is_refused_by_its_number(format_name):
+    with pytest.raises(EvidenceError, match="schema_version is 7"):
+        render(format_name, make_verdict(schema_version=7))
+
+
+def test_an_unknown_status_of_a_rule_is_refused():
+    with pytest.raises(EvidenceError, match="'tpot 8K-16K': status is 'green'"):
+        render("text", make_verdict(rules=[make_rule(status="green")]))
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "threshold"),
+    [
+        ("tpot", "non_inferiority", 1.0),  # a loss is a longer time
+        ("tpot", "superiority", -1.0),
+        ("output_throughput", "non_inferiority", -1.0),  # a loss is a lower rate
+        ("output_throughput", "superiority", 1.0),
+        ("logprob_gap", "non_inferiority", 1.0),
+        ("score", "non_inferiority", -1.0),
+    ],
+)
+def test_a_margin_lies_on_the_side_where_the_metric_loses_or_gains(metric, kind, threshold):
+    assert compute_threshold(make_rule(metric=metric, kind=kind, margin=1.0)) == threshold
+
+
+def test_numbers_are_shown_with_sign_and_unit_and_absence_as_a_dash():
+    assert format_change(0.536, "percent") == "+0.54 %"
+    assert format_change(-1.2, "points") == "-1.20 pt"
+    assert format_change(None, "percent") == "–"
+    assert format_change(float("nan"), "percent") == "–"
+    assert format_interval(-0.4, 2.1) == "-0.40 … +2.10"
+    assert format_interval(None, 2.1) == "– … +2.10"
+    assert format_interval(None, None) == "–"
+    assert [format_ms(s) for s in (0.0812, 0.5, 2.2, None)] == ["81.20", "500.0", "2,200", "–"]
+
+
+def test_control_and_direction_characters_are_spelt_out():
+    assert printable("a\x1b[31mb\u202ec\r\nd\te\x00") == "a\\u001b[31mb\\u202ec\nd\te\\u0000"
+    assert shorten("abcdef", 4) == "abcd… (2 more characters)"
+
+
+def test_a_rule_whose_name_does_not_say_what_it_judges_gets_a_note():
+    named = describe_rule(make_rule("tpot 8K-16K"), "pass")
+    other = describe_rule(make_rule("decode speed", n_dropped=3), "pass")
+    assert named.notes == ()
+    assert other.notes == ("TPOT, bucket 8K-16K", "3 pairs left out")
+
+
+def test_a_rule_that_passed_is_not_shown_as_passed_when_the_evidence_is_invalid():
+    assert describe_rule(make_rule(), "invalid").status.word == "INVALID"
+    assert "PASS" not in render("text", make_verdict("invalid"))
+
+
+def test_text_gives_verdict_and_reasons_before_the_rules():
+    verdict, _ = make_rich_case()
+    lines = render_text(verdict).splitlines()
+    assert lines[0].startswith("✗ FAIL")
+    assert "ttft 16K-32K: the lower 95 % bound +35.00 %" in lines[1]
+    assert "What would settle the open rules" in lines
+    assert "\x1b" not in render_text(verdict)
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_text_keeps_to_its_width_and_shows_whole_numbers(width):
+    verdict, _ = make_rich_case()
+    text = render_text(verdict, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    row = next(line for line in text.splitlines() if "+38.20 %" in line)
+    for cell in ("✗ FAIL", "+35.00 … +41.00", "< +1.00 %"):
+        assert cell in row
+    assert "120" in row or "pairs 120" in text
+
+
+def test_colour_is_added_only_when_asked_for():
+    assert "\x1b[1;31m✗ FAIL" in render_text(make_verdict("fail"), colour=True)
+
+
+def test_rich_markup_in_foreign_text_is_shown_not_obeyed():
+    text = render_text(make_verdict(warnings=["[bold]not bold[/bold] :smile:"]))
+    assert "[bold]not bold[/bold] :smile:" in text
+
+
+def test_json_refuses_nan_and_keeps_the_order_of_keys():
+    assert list(json.loads(render("json", make_verdict()))) == list(make_verdict())
+    with pytest.raises(ValueError, match="JSON compliant"):
+        render("json", make_verdict(rules=[make_rule(observed=float("nan"))]))
+
+
+def test_markdown_escapes_what_would_form_markup_links_mentions_or_cells():
+    assert escape("a|b `c` [d](http://e) <img> @f") == (
+        "a\\|b \\`c\\` \\[d\\](http&#58;//e) &lt;img&gt; @<!-- -->f"
+    )
+    assert [escape(s) for s in ("# x", "- x", "1. x", "-1.00")] == [
+        "\\# x",
+        "\\- x",
+        "1\\. x",
+        "-1.00",
+    ]
+
+
+def test_markdown_tables_have_the_same_number_of_cells_in_every_row():
+    verdict, _ = make_rich_case()
+    blocks = [b for b in render("markdown", verdict).split("\n\n") if b.startswith("| ")]
+    assert len(blocks) == 4
+    for block in blocks:
+        assert len({row.replace("\\|", "").count("|") for row in block.splitlines()}) == 1
+
+
+def test_junit_has_a_case_for_each_rule_with_its_outcome():
+    verdict, _ = make_rich_case()
+    root = ET.fromstring(render("junit", verdict))
+    suite = root.find("testsuite")
+    cases = suite.findall("testcase")
+    outcomes = [
+        next((e.tag for e in case if e.tag in ("failure", "skipped", "error")), "passed")
+        for case in cases
+    ]
+    assert [case.get("name") for case in cases] == [printable(r["name"]) for r in verdict["rules"]]
+    assert outcomes == [
+        "passed",
+        "passed",
+        "passed",
+        "skipped",
+        "failure",
+        "failure",
+        "passed",
+        "skipped",
+    ]
+    for element in (root, suite):
+        counts = [element.get(k) for k in ("tests", "failures", "errors", "skipped")]
+        assert counts == ["8", "2", "0", "2"]
+
+
+def test_junit_of_invalid_evidence_has_an_error_for_each_reason_and_no_passed_rule():
+    verdict = make_verdict("invalid", invalid_reasons=[f"cache hits {HOSTILE}", "no routes"])
+    suite = ET.fromstring(render("junit", verdict)).find("testsuite")
+    assert len(suite.findall("testcase/error")) == 2
+    assert suite.find("testcase/skipped").get("message") == ("not judged: the evidence is invalid")
+    assert suite.get("errors") == "2"
+
+
+def test_percentiles_of_nothing_are_shown_as_absent():
+    verdict = make_verdict()
+    assert make_stats([])["p99"] is None
+    row = next(line for line in render_text(verdict).splitlines() if "E2EL" in line)
+    assert row.split()[-6:] == ["0", "–", "–", "–", "–", "–"]
