@@ -1,0 +1,422 @@
+"""The verdict: rules judged on valid evidence, accuracy before speed. Pure; nothing is read here.
+
+A rule passes when its one-sided 95 % bound clears the margin and fails when the other bound does
+not reach it, Holm's correction over all rules included; else it is inconclusive, and says what
+would settle it. A verdict needs every rule (an intersection-union test, so passing needs no
+correction); invalid comes before fail, fail before inconclusive, inconclusive before pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from evalgate.accuracy import estimate_fidelity, estimate_score
+from evalgate.compare import (
+    BASELINE,
+    CANDIDATE,
+    ArmView,
+    RequestPairs,
+    SamplePairs,
+    compute_identical_share,
+    find_common_baseline,
+    pair_requests,
+    pair_samples,
+    views_of_run,
+)
+from evalgate.effects import Effect
+from evalgate.errors import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INVALID, EXIT_PASS
+from evalgate.metrics import Metric
+from evalgate.policy import Policy, Rule, Validity, expand
+from evalgate.records import SCHEMA_VERSION, FidelityRecord, StoredRun, is_finite
+from evalgate.speed import estimate_speed
+from evalgate.stats import ALPHA, Estimate, adjust_holm
+from evalgate.summary import summarise
+from evalgate.validity import check_validity
+
+Status = Literal["pass", "fail", "inconclusive", "invalid"]
+
+EXIT_CODES: dict[Status, int] = {
+    "pass": EXIT_PASS,
+    "fail": EXIT_FAIL,
+    "inconclusive": EXIT_INCONCLUSIVE,
+    "invalid": EXIT_INVALID,
+}
+PRECEDENCE: tuple[Status, ...] = ("invalid", "fail", "inconclusive", "pass")
+SIGNS = {"percent": "%", "points": "points"}
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """One rule's outcome; observed and bounds are candidate minus baseline, percent or points."""
+
+    rule: Rule
+    status: Status
+    observed: float | None
+    ci_low: float | None
+    ci_high: float | None
+    n_pairs: int
+    n_dropped: int
+    n_blocks: int
+    reason: str
+    details: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.rule.name,
+            "metric": self.rule.metric,
+            "kind": self.rule.kind,
+            "bucket": self.rule.bucket,
+            "task": self.rule.task,
+            "status": self.status,
+            "observed": self.observed,
+            "ci_low": self.ci_low,
+            "ci_high": self.ci_high,
+            "margin": self.rule.margin,
+            "unit": self.rule.definition.delta_unit,
+            "n_pairs": self.n_pairs,
+            "n_dropped": self.n_dropped,
+            "n_blocks": self.n_blocks,
+            "reason": self.reason,
+            "details": self.details,
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: Status
+    invalid_reasons: list[str]
+    warnings: list[str]
+    differing_fields: list[str]
+    rules: list[RuleResult]
+    summary: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.status]
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON verdict; its keys are fixed."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "invalid_reasons": self.invalid_reasons,
+            "warnings": self.warnings,
+            "differing_fields": self.differing_fields,
+            "rules": [rule.to_json() for rule in self.rules],
+            "summary": self.summary,
+        }
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Two arms, paired; what every rule is estimated from."""
+
+    baseline: ArmView
+    candidate: ArmView
+    requests: RequestPairs
+    samples: SamplePairs
+    apart: bool
+    yardsticks: list[tuple[str, list[FidelityRecord]]] = field(default_factory=list)
+
+    @classmethod
+    def build(cls, baseline: ArmView, candidate: ArmView, *, apart: bool) -> Evidence:
+        references = find_common_baseline(baseline, candidate) if apart else None
+        return cls(
+            baseline,
+            candidate,
+            pair_requests(baseline, candidate, references),
+            pair_samples(baseline, candidate),
+            apart,
+        )
+
+    def estimate(self, rule: Rule, limits: Validity) -> Effect:
+        """The effect that ``rule`` is about."""
+        source = rule.definition.source
+        if source == "samples":
+            return estimate_score(
+                self.samples,
+                self.baseline,
+                task=rule.task,
+                bucket=rule.bucket,
+                min_samples=limits.min_samples,
+            )
+        if source == "fidelity":
+            return estimate_fidelity(self.candidate, self.yardsticks, rule.metric)
+        effect = estimate_speed(
+            self.requests,
+            rule.metric,
+            self.baseline.buckets,
+            bucket=rule.bucket,
+            statistic=rule.statistic,
+            apart=self.apart,
+        )
+        if effect.problem is None and effect.n_blocks < limits.min_blocks:
+            more = limits.min_blocks - effect.n_blocks
+            return replace(
+                effect,
+                problem=f"{effect.n_blocks} launches of each arm, min_blocks {limits.min_blocks}",
+                more={"unit": "launches", "more": more},
+            )
+        return effect
+
+    def compute_identical(self, rule: Rule) -> float | None:
+        """Share of the rule's pairs with the same output text."""
+        if rule.definition.source == "samples":
+            return compute_identical_share(
+                p for p in self.samples.pairs if rule.task in (None, p[0].task)
+            )
+        return compute_identical_share(
+            p for p in self.requests.pairs if rule.bucket in (None, p[0].bucket)
+        )
+
+
+def judge(
+    baseline: ArmView,
+    candidate: ArmView,
+    policy: Policy,
+    *,
+    calibration: StoredRun | None = None,
+    allow: Sequence[str] = (),
+    apart: bool,
+) -> Verdict:
+    """Judge a candidate against a baseline.
+
+    ``apart``: the arms come from two runs that did not alternate. ``calibration``: a run of
+    baseline against baseline, shown as the noise floor and used as the yardstick of fidelity.
+    ``allow`` adds to the policy's allow_differences. Raises PolicyError for a policy that names
+    what the runs do not have, EvidenceError for records that cannot be paired.
+    """
+    rules = expand(policy, baseline, candidate)
+    evidence = Evidence.build(baseline, candidate, apart=apart)
+    noise = Evidence.build(*views_of_run(calibration), apart=False) if calibration else None
+    evidence.yardsticks.extend(_list_yardsticks(baseline, noise))
+    found = check_validity(
+        baseline,
+        candidate,
+        evidence.requests,
+        evidence.samples,
+        policy.validity,
+        apart=apart,
+        allow=allow,
+    )
+    effects = [evidence.estimate(rule, policy.validity) for rule in rules]
+    p_values = _adjust_fail_p_values(rules, effects)
+    results = [
+        _judge_rule(rule, effect, p_value, _describe_context(rule, evidence, noise))
+        for rule, effect, p_value in zip(rules, effects, p_values, strict=True)
+    ]
+    results = _hold_back(results, valid=not found.reasons)
+    status = _combine(results, found.reasons)
+    return Verdict(
+        status=status,
+        invalid_reasons=found.reasons,
+        warnings=found.warnings,
+        differing_fields=found.differing_fields,
+        rules=results,
+        summary={
+            BASELINE: summarise(baseline),
+            CANDIDATE: summarise(candidate, baseline),
+        },
+    )
+
+
+def _list_yardsticks(
+    baseline: ArmView, noise: Evidence | None
+) -> list[tuple[str, list[FidelityRecord]]]:
+    """Records of the baseline against its own output: its second pass, or a calibration's."""
+    found = [("the baseline's second pass", baseline.fidelity)]
+    if noise is not None:
+        found.append(("the calibration run", noise.candidate.fidelity))
+    return found
+
+
+def compute_threshold(rule: Rule) -> float:
+    """The change, on the estimate's scale, that must be cleared (log-ratio, or difference)."""
+    gain = rule.margin if rule.kind == "superiority" else -rule.margin
+    raw = gain if rule.definition.higher_is_better else -gain
+    if rule.definition.delta_unit == "points":
+        return raw / 100
+    return -math.inf if raw <= -100 else math.log1p(raw / 100)
+
+
+def to_shown(metric: Metric, value: float | None) -> float | None:
+    """A change in percent or points from the estimate's scale; None when it is no number."""
+    if not is_finite(value):
+        return None
+    assert value is not None
+    if metric.delta_unit == "points":
+        return 100 * value
+    return 100 * math.expm1(value) if value < 700 else None
+
+
+def _adjust_fail_p_values(
+    rules: Sequence[Rule], effects: Sequence[Effect]
+) -> list[tuple[float, float] | None]:
+    """For each rule the p-value of "the margin is kept", raw and after Holm; None without one."""
+    raw: list[float | None] = []
+    for rule, effect in zip(rules, effects, strict=True):
+        p = None
+        if effect.estimate is not None and is_finite(effect.estimate.value):
+            test = (
+                effect.estimate.p_below
+                if rule.definition.higher_is_better
+                else effect.estimate.p_above
+            )
+            p = test(compute_threshold(rule))
+        raw.append(p if is_finite(p) else None)
+    adjusted = iter(adjust_holm([p for p in raw if p is not None]))
+    return [None if p is None else (p, next(adjusted)) for p in raw]
+
+
+def _judge_rule(
+    rule: Rule, effect: Effect, p_fail: tuple[float, float] | None, context: dict[str, Any]
+) -> RuleResult:
+    metric, threshold = rule.definition, compute_threshold(rule)
+    observed = to_shown(metric, effect.value)
+    low = high = None
+    details = {**effect.details, **context}
+    estimate = effect.estimate
+    if estimate is not None:
+        low, high = (to_shown(metric, bound) for bound in estimate.bounds())
+        details |= {
+            "unit_sampled": estimate.unit,
+            "n_units": estimate.n,
+            f"mde_{metric.delta_unit}": to_shown(metric, estimate.minimum_detectable()),
+        }
+    if p_fail is not None:
+        details["p_fail"], details["p_fail_holm"] = p_fail
+    status, reason = _decide(rule, effect, observed, low, high, p_fail)
+    if status == "inconclusive":
+        needed = effect.more
+        if needed is None and effect.problem is None and estimate is not None and low is not None:
+            needed = _count_needed(estimate, threshold)
+        details["needed_more"] = needed
+        reason += _describe_needed(needed, estimate)
+    return RuleResult(
+        rule,
+        status,
+        observed,
+        low,
+        high,
+        effect.n_pairs,
+        effect.n_dropped,
+        effect.n_blocks,
+        reason,
+        details,
+    )
+
+
+def _decide(
+    rule: Rule,
+    effect: Effect,
+    observed: float | None,
+    low: float | None,
+    high: float | None,
+    p_fail: tuple[float, float] | None,
+) -> tuple[Status, str]:
+    if effect.problem is not None:
+        return "inconclusive", effect.problem
+    if observed is None or low is None or high is None or p_fail is None:
+        return "inconclusive", "the change is not a number that can be judged"
+    metric, sign = rule.definition, SIGNS[rule.definition.delta_unit]
+    upwards = metric.higher_is_better
+    gain = rule.margin if rule.kind == "superiority" else -rule.margin
+    limit = gain if upwards else -gain
+    pessimistic, optimistic = (low, high) if upwards else (high, low)
+    shown = (
+        f"{metric.label} {observed:+.2f} {sign}, one-sided 95 % bounds {low:+.2f} and {high:+.2f}"
+    )
+    wanted = f"{'above' if upwards else 'below'} {limit + 0.0:+.2f} {sign}"
+    if (pessimistic > limit) if upwards else (pessimistic < limit):
+        return "pass", f"{shown}: the {'lower' if upwards else 'upper'} bound is {wanted}"
+    if p_fail[1] <= ALPHA:
+        return "fail", (
+            f"{shown}: even the {'upper' if upwards else 'lower'} bound {optimistic:+.2f} is not "
+            f"{wanted} (p {p_fail[1]:.2g} after Holm)"
+        )
+    if p_fail[0] <= ALPHA:
+        return "inconclusive", (
+            f"{shown}: not {wanted}, but among all rules this may be chance (p {p_fail[0]:.2g}, "
+            f"{p_fail[1]:.2g} after Holm)"
+        )
+    return "inconclusive", f"{shown}: wanted {wanted}, which lies between the bounds"
+
+
+def _count_needed(estimate: Estimate, threshold: float) -> dict[str, Any] | None:
+    total = estimate.units_to_settle(threshold)
+    if total is None:
+        return None
+    return {"unit": estimate.unit, "more": max(total - estimate.n, 1)}
+
+
+def _describe_needed(needed: dict[str, Any] | None, estimate: Estimate | None) -> str:
+    if needed is not None:
+        return f"; about {needed['more']} more {needed['unit']} would settle it"
+    if estimate is None:
+        return ""
+    return f"; no number of {estimate.unit} settles it while the change stays at the margin"
+
+
+def _describe_context(rule: Rule, own: Evidence, noise: Evidence | None) -> dict[str, Any]:
+    """What stands beside a delta: the noise floor and the shares of identical outputs."""
+    context: dict[str, Any] = {
+        "identical_outputs": {
+            "share": own.compute_identical(rule),
+            "base_against_base": noise.compute_identical(rule) if noise else None,
+        }
+    }
+    if noise is None or rule.definition.source == "fidelity":
+        return context
+    effect = noise.estimate(rule, Validity())
+    metric = rule.definition
+    low = high = None
+    if effect.estimate is not None:
+        low, high = (to_shown(metric, bound) for bound in effect.estimate.bounds())
+    context["noise_floor"] = {
+        "observed": to_shown(metric, effect.value),
+        "ci_low": low,
+        "ci_high": high,
+        "smallest_effect": to_shown(metric, effect.estimate.minimum_detectable())
+        if effect.estimate
+        else None,
+    }
+    return context
+
+
+def _hold_back(results: Sequence[RuleResult], *, valid: bool) -> list[RuleResult]:
+    """No rule is reported as passed on invalid evidence, no speed-up on red correctness."""
+    if not valid:
+        return [
+            replace(r, status="invalid", reason=f"the evidence is invalid; measured: {r.reason}")
+            for r in results
+        ]
+    red = [
+        r.rule.name
+        for r in results
+        if r.status == "fail" and r.rule.definition.source != "requests"
+    ]
+    if not red:
+        return list(results)
+    return [
+        replace(
+            r,
+            status="inconclusive",
+            reason=f"no speed-up is reported while accuracy fails ({', '.join(red)}); {r.reason}",
+        )
+        if r.status == "pass"
+        and r.rule.kind == "superiority"
+        and r.rule.definition.source == "requests"
+        else r
+        for r in results
+    ]
+
+
+def _combine(results: Sequence[RuleResult], reasons: Sequence[str]) -> Status:
+    statuses = {r.status for r in results}
+    if reasons:
+        statuses.add("invalid")
+    return next(status for status in PRECEDENCE if status in statuses)
