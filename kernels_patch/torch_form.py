@@ -201,8 +201,12 @@ def _decode_one(
     scores = (q_whole @ k.transpose(1, 2)) * (q_scale * k_scale[:, None])
     scores[..., seq_len:] = -torch.inf
     scores = scores.unflatten(-1, (-1, PARTITION_TOKENS))
-    lse = torch.logsumexp(scores, dim=-1)
-    w = torch.exp(scores - lse[..., None]).flatten(-2) * v_scale[:, None]
+    peak = scores.amax(dim=-1, keepdim=True)
+    p = torch.exp(scores - peak)
+    total = p.sum(dim=-1, keepdim=True)
+    lse = (peak + torch.log(total)).squeeze(-1)
+    # Divided rather than exp(score - lse): a score of 1000 leaves lse only four decimals.
+    w = (p / total).flatten(-2) * v_scale[:, None]
     groups_a_partition = PARTITION_TOKENS // GROUP_TOKENS
     parts = _grouped_pv(w, v).unflatten(2, (-1, groups_a_partition)).sum(dim=3)
     merged = (torch.softmax(lse, dim=-1)[..., None] * parts).sum(dim=2)
