@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,9 @@ def read_gpu() -> tuple[list[str] | None, str | None]:
         for i in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
             name = _text(nvml.nvmlDeviceGetName(handle))
-            try:
+            # A card that shares the machine's memory has none of its own.
+            with suppress(nvml.NVMLError):
                 name += f", {nvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20} MiB"
-            except nvml.NVMLError:
-                pass  # a card that shares the machine's memory has none of its own
             names.append(name)
         return names or None, _text(nvml.nvmlSystemGetDriverVersion())
 
