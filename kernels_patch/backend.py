@@ -31,7 +31,7 @@ from kernels_patch.dispatch import Kernels, choose_kernels, run_batch
 from kernels_patch.faults import planted_fault
 from kernels_patch.layout import PageLayout
 from kernels_patch.plan import RouteBatch, plan_step
-from kernels_patch.support import BLOCK_TOKENS, engine_refusal, layer_refusal
+from kernels_patch.support import BLOCK_TOKENS, engine_refusal, layer_refusal, page_refusal
 from kernels_patch.switches import RefusalError, stopping_the_server
 
 COUNTERS = RouteCounters()  # of this process: what the worker reports
@@ -59,6 +59,10 @@ class Int8KVBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        with stopping_the_server():
+            reason = page_refusal(head_dim=spec.head_size, head_dim_v=spec.head_size_v)
+            if reason is not None:
+                raise RefusalError(reason)
         layout = PageLayout(BLOCK_TOKENS, spec.head_size)
         return replace(spec, dtype=torch.int8, state_content_bytes=layout.bytes_per_token)
 
@@ -90,15 +94,6 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         with stopping_the_server():
-            reason = engine_refusal(
-                block_size=kv_cache_spec.block_size,
-                head_dim=kv_cache_spec.head_size,
-                head_dim_v=kv_cache_spec.head_size_v,
-                speculative=vllm_config.speculative_config is not None,
-                context_parallel=vllm_config.parallel_config.decode_context_parallel_size,
-            )
-            if reason is not None:
-                raise RefusalError(reason)
             self.kernels = choose_kernels(kv_cache_spec.head_size, vllm_config.model_config.dtype)
         COUNTERS.add_layers(layer_names)
 
@@ -144,9 +139,14 @@ class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
         kv_sharing_target_layer_name: str | None = None,
         **further_options: object,
     ) -> None:
-        dtype = get_current_vllm_config().model_config.dtype
+        config = get_current_vllm_config()
+        dtype = config.model_config.dtype
         with stopping_the_server():
-            reason = layer_refusal(
+            reason = engine_refusal(
+                block_size=config.cache_config.block_size,
+                speculative=config.speculative_config is not None,
+                context_parallel=config.parallel_config.decode_context_parallel_size,
+            ) or layer_refusal(
                 head_dim=head_size,
                 dtype=str(dtype).removeprefix("torch."),
                 attn_type=AttentionType(attn_type).value,

@@ -53,16 +53,19 @@ def layer_refusal(
     return None
 
 
-def engine_refusal(
-    *, block_size: int, head_dim: int, head_dim_v: int, speculative: bool, context_parallel: int
-) -> str | None:
-    """Why an engine's configuration cannot be served, or None."""
+def page_refusal(*, head_dim: int, head_dim_v: int) -> str | None:
+    """Why keys and values of these head sizes cannot share a page, or None."""
     if head_dim != head_dim_v:
         return f"keys have head size {head_dim} and values {head_dim_v}: they must be equal"
+    return None
+
+
+def engine_refusal(*, block_size: int, speculative: bool, context_parallel: int) -> str | None:
+    """Why an engine's configuration cannot be served, or None."""
     if block_size % BLOCK_TOKENS:
         return f"--block-size is {block_size}: give a multiple of {BLOCK_TOKENS}"
     if speculative:
         return "speculative decoding is on: its draft steps are not counted, switch it off"
     if context_parallel > 1:
-        return f"decode context parallelism is {context_parallel}: it must be 1"
+        return f"decode context parallelism is {context_parallel}: leave it at 1"
     return None

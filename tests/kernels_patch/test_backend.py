@@ -1,6 +1,5 @@
 """The backend under vLLM's own classes, without a server: spec, plan, write, attend, report."""
 
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_patch import reference
+from kernels_patch import reference, switches
 
 LAYERS = ["model.layers.0.self_attn.attn", "model.layers.1.self_attn.attn"]
 
@@ -32,6 +31,7 @@ def engine(backend, monkeypatch):
     choose_kernels.cache_clear()
     config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=torch.float32),
+        cache_config=SimpleNamespace(block_size=128),
         speculative_config=None,
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
     )
@@ -39,6 +39,19 @@ def engine(backend, monkeypatch):
     monkeypatch.setattr(backend, "get_current_vllm_config", lambda: config)
     yield config
     choose_kernels.cache_clear()
+
+
+@pytest.fixture
+def stopped(monkeypatch) -> list[str]:
+    """The reasons for which the process would have been ended."""
+    reasons = []
+
+    def leave(reason):
+        reasons.append(reason)
+        raise SystemExit
+
+    monkeypatch.setattr(switches, "stop_server", leave)
+    return reasons
 
 
 def make_spec(head_dim: int = 64, dtype: torch.dtype = torch.float32):
@@ -175,18 +188,18 @@ def test_a_mask_that_is_not_causal_is_refused(backend, engine):
         {"sinks": torch.zeros(6)},
     ],
 )
-def test_a_layer_that_cannot_be_served_stops_the_server(backend, engine, monkeypatch, options):
-    stopped = []
-
-    def leave(reason):
-        stopped.append(reason)
-        raise SystemExit
-
-    monkeypatch.setattr(sys.modules["kernels_patch.switches"], "stop_server", leave)
+def test_a_layer_that_cannot_be_served_stops_the_server(backend, engine, stopped, options):
     arguments = {"num_heads": 6, "head_size": 16, "scale": 0.25, "num_kv_heads": 3} | options
     with pytest.raises(SystemExit):
         backend.Int8KVImpl(**arguments)
     assert len(stopped) == 1
+
+
+def test_an_engine_that_cannot_be_served_stops_the_server(backend, engine, stopped):
+    engine.cache_config.block_size = 16
+    with pytest.raises(SystemExit):
+        backend.Int8KVImpl(6, 16, 0.25, 3)
+    assert stopped == ["--block-size is 16: give a multiple of 32"]
 
 
 def test_a_stock_worker_reports_that_nothing_is_patched():

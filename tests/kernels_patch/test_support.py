@@ -1,6 +1,6 @@
 import pytest
 
-from kernels_patch.support import engine_refusal, layer_refusal
+from kernels_patch.support import engine_refusal, layer_refusal, page_refusal
 
 LAYER = {
     "head_dim": 64,
@@ -11,8 +11,6 @@ LAYER = {
 }
 ENGINE = {
     "block_size": 128,
-    "head_dim": 64,
-    "head_dim_v": 64,
     "speculative": False,
     "context_parallel": 1,
 }
@@ -46,10 +44,14 @@ def test_a_layer_that_cannot_be_served_is_refused_by_what_it_has(change, reason)
     ("change", "reason"),
     [
         ({"block_size": 48}, "--block-size is 48: give a multiple of 32"),
-        ({"head_dim_v": 128}, "keys have head size 64 and values 128"),
         ({"speculative": True}, "speculative decoding"),
         ({"context_parallel": 2}, "decode context parallelism is 2"),
     ],
 )
 def test_an_engine_that_cannot_be_served_is_refused_by_its_option(change, reason):
     assert reason in engine_refusal(**ENGINE | change)
+
+
+def test_keys_and_values_of_different_head_sizes_share_no_page():
+    assert page_refusal(head_dim=64, head_dim_v=64) is None
+    assert "head size 192 and values 128" in page_refusal(head_dim=192, head_dim_v=128)
