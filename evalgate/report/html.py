@@ -18,6 +18,7 @@ from evalgate.report import plots
 from evalgate.report.evidence import Context, collect_evidence
 from evalgate.report.tables import (
     TaskLine,
+    build_identical_table,
     build_load_tables,
     build_task_lines,
     format_task_n,
@@ -68,6 +69,7 @@ def render_html(verdict: Verdict, context: Context | None = None) -> str:
         interval_note=INTERVAL_NOTE,
         forests=_build_forests(verdict["rules"], status.key),
         tables=build_load_tables(verdict),
+        identical=build_identical_table(verdict),
         tasks=[(line, _draw_task(line)) for line in build_task_lines(verdict)],
         warnings=verdict["warnings"],
         differing_fields=verdict["differing_fields"],

@@ -64,5 +64,6 @@ def _describe(words: RuleWords) -> str:
         f"change {words.change}, one-sided 95 % bounds {words.interval}, must be {words.margin}",
         f"pairs {words.pairs}, launches {words.launches}",
         *words.notes,
+        *([words.method] if words.method else []),
     ]
     return "; ".join(parts)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 
-from evalgate.report.tables import Table, build_load_tables, build_task_table
+from evalgate.report.tables import (
+    Table,
+    build_identical_table,
+    build_load_tables,
+    build_task_table,
+)
 from evalgate.report.words import (
     INTERVAL_NOTE,
     STATUSES,
@@ -33,7 +38,13 @@ def render_markdown(verdict: Verdict) -> str:
     parts += _render_list("What would settle the open rules", unsettled)
     parts += _render_list("Warnings", verdict["warnings"])
     folded = [
-        _render_table(t) for t in [*build_load_tables(verdict), build_task_table(verdict)] if t
+        _render_table(t)
+        for t in [
+            *build_load_tables(verdict),
+            build_task_table(verdict),
+            build_identical_table(verdict),
+        ]
+        if t
     ]
     folded += ["\n\n".join(_render_list("Differing fields", verdict["differing_fields"]))]
     body = "\n\n".join(part for part in folded if part)

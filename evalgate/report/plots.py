@@ -48,6 +48,9 @@ def draw_forest_row(rule: Rule, scale: Scale) -> Markup:
         edge = scale(threshold)
         span = (edge, RIGHT) if is_better_upwards(rule) else (LEFT, edge)
         plot.rect(span[0], 0, span[1], height, "passing")
+    floor = (rule["details"] or {}).get("noise_floor") or {}
+    if floor.get("ci_low") is not None and floor.get("ci_high") is not None:
+        plot.rect(scale(floor["ci_low"]), y - 5, scale(floor["ci_high"]), 10, "noise")
     plot.line(scale(0.0), 0, scale(0.0), height, "zero")
     if threshold is not None:
         plot.line(scale(threshold), 0, scale(threshold), height, "margin")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalgate.report.words import (
+    ABSENT,
     ARMS,
     Verdict,
     format_change,
@@ -129,9 +130,28 @@ def build_task_table(verdict: Verdict) -> Table | None:
     return Table("Tasks (score in points of 100)", heads, rows) if rows else None
 
 
+def build_identical_table(verdict: Verdict) -> Table | None:
+    """Share of pairs with the same output text, beside base against base; None if not known."""
+    rows: dict[str, tuple[str, str, str]] = {}
+    for rule in verdict["rules"]:
+        shares = (rule["details"] or {}).get("identical_outputs") or {}
+        if shares.get("share") is not None:
+            named = [f"{k} {printable(rule[k])}" for k in ("task", "bucket") if rule[k] is not None]
+            scope = named[0] if named else "all requests"
+            values = [format_share(shares.get(k)) for k in ("share", "base_against_base")]
+            rows.setdefault(scope, (scope, *values))
+    heads = ("pairs", "identical", "base against base")
+    title = "Identical outputs (% of pairs)"
+    return Table(title, heads, list(rows.values()), n_names=1) if rows else None
+
+
+def format_share(value: float | None) -> str:
+    return ABSENT if value is None else f"{value * 100:.1f}"
+
+
 def format_task_n(line: TaskLine) -> str:
     """``50``, or ``50 / 48`` when the arms differ."""
-    counts = ["–" if line.n[arm] is None else f"{line.n[arm]:,}" for arm in ARMS]
+    counts = [ABSENT if line.n[arm] is None else f"{line.n[arm]:,}" for arm in ARMS]
     return counts[0] if counts[0] == counts[1] else " / ".join(counts)
 
 

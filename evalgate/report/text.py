@@ -14,7 +14,12 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from evalgate.report.tables import Table, build_load_tables, build_task_table
+from evalgate.report.tables import (
+    Table,
+    build_identical_table,
+    build_load_tables,
+    build_task_table,
+)
 from evalgate.report.words import (
     INTERVAL_NOTE,
     STATUSES,
@@ -70,7 +75,11 @@ def build_text(verdict: Verdict, *, width: int = 100) -> Group:
         ]
     unsettled = [f"{r.name}: {r.unsettled}" for r in rules if r.unsettled]
     parts += _build_list("What would settle the open rules", unsettled)
-    tables = [*build_load_tables(verdict), build_task_table(verdict)]
+    tables = [
+        *build_load_tables(verdict),
+        build_task_table(verdict),
+        build_identical_table(verdict),
+    ]
     for table in tables:
         if table is not None:
             parts += [Text(), _build_table(table)]

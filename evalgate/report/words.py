@@ -58,7 +58,8 @@ class RuleWords:
     """One rule as every format shows it.
 
     ``notes`` go below its name: metric, task and bucket where the name does not say as much, pairs
-    that were left out, the noise floor. ``unsettled`` is what an open rule still needs, else None.
+    that were left out, the noise floor. ``method`` says how the interval came about; ``unsettled``
+    is what an open rule still needs, else None.
     """
 
     name: str
@@ -70,6 +71,7 @@ class RuleWords:
     launches: str
     notes: tuple[str, ...]
     reason: str
+    method: str
     unsettled: str | None
 
 
@@ -107,7 +109,8 @@ def describe_rule(rule: Rule, overall: str) -> RuleWords:
         launches=format_count(rule["n_blocks"]),
         notes=tuple(_describe_notes(rule)),
         reason=printable(rule["reason"] or ""),
-        unsettled=printable(rule["reason"] or "") if key == "inconclusive" else None,
+        method=describe_method(rule),
+        unsettled=_describe_needed(rule) if key == "inconclusive" else None,
     )
 
 
@@ -165,18 +168,35 @@ def format_count(n: int | None) -> str:
     return ABSENT if n is None else f"{n:,}"
 
 
-def format_noise_floor(value: Any, unit: str) -> str | None:
-    """The noise floor that a calibration gave: a number, or an object of named numbers."""
-    if value is None:
+def describe_noise_floor(rule: Rule) -> str | None:
+    """What base against base showed for the same rule; None without a calibration."""
+    floor = (rule["details"] or {}).get("noise_floor")
+    if not floor:
         return None
-    if isinstance(value, Mapping):
-        shown = [
-            f"{printable(k).replace('_', ' ')} {v:.2f}"
-            for k, v in value.items()
-            if isinstance(v, int | float) and not isinstance(v, bool)
-        ]
-        return ", ".join(shown) or None
-    return f"± {value:.2f} {UNIT_SIGNS[unit]}"
+    change = format_change(floor.get("observed"), rule["unit"])
+    text = f"base against base {change}"
+    if floor.get("ci_low") is not None:
+        text += f" ({format_interval(floor['ci_low'], floor.get('ci_high'))})"
+    if floor.get("smallest_effect") is not None:
+        text += f", smallest effect {format_size(floor['smallest_effect'], rule['unit'])}"
+    return text
+
+
+def describe_method(rule: Rule) -> str:
+    """Method, smallest detectable effect and McNemar's p, as far as the details hold them."""
+    details = rule["details"] or {}
+    parts = [printable(details["method"])] if details.get("method") else []
+    smallest = details.get(f"mde_{rule['unit']}")
+    if smallest is not None:
+        parts.append(f"smallest detectable effect {format_size(smallest, rule['unit'])}")
+    if details.get("mcnemar_p") is not None:
+        parts.append(f"exact McNemar p {details['mcnemar_p']:.3g}")
+    return "; ".join(parts)
+
+
+def format_size(value: float, unit: str) -> str:
+    """A magnitude: ``0.40 %``."""
+    return f"{abs(value):.2f} {UNIT_SIGNS[unit]}"
 
 
 def format_ms(seconds: float | None) -> str:
@@ -224,9 +244,16 @@ def _describe_notes(rule: Rule) -> Iterator[str]:
         yield describe_scope(rule)
     if rule["n_dropped"]:
         yield f"{rule['n_dropped']:,} pairs left out"
-    floor = format_noise_floor((rule["details"] or {}).get("noise_floor"), rule["unit"])
+    floor = describe_noise_floor(rule)
     if floor:
-        yield f"noise floor {floor}"
+        yield floor
+
+
+def _describe_needed(rule: Rule) -> str:
+    needed = (rule["details"] or {}).get("needed_more")
+    if not needed:
+        return printable(rule["reason"] or "")
+    return printable(f"about {needed['more']:,} more {needed['unit']}")
 
 
 def _names_its_scope(rule: Rule) -> bool:

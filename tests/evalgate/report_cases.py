@@ -104,7 +104,8 @@ def make_rich_case(seed: int = 3) -> tuple[dict[str, Any], Context]:
 
 
 def make_rich_rules() -> list[dict[str, Any]]:
-    noise = {"observed": 0.12, "ci_low": -0.3, "ci_high": 0.5}
+    noise = {"observed": 0.12, "ci_low": -0.3, "ci_high": 0.5, "smallest_effect": 0.38}
+    same = {"share": 0.5, "base_against_base": 0.75}
     return [
         make_rule(
             "weighted normalised throughput",
@@ -116,7 +117,12 @@ def make_rich_rules() -> list[dict[str, Any]]:
             ci_high=0.95,
             margin=0.0,
             reason="the lower 95 % bound +0.12 % is above 0",
-            details={"method": "Student's t over launches", "noise_floor": noise},
+            details={
+                "method": "Student's t over launches",
+                "noise_floor": noise,
+                "identical_outputs": same,
+                "mde_percent": 0.41,
+            },
         ),
         make_rule(
             "ttft 4K-8K", metric="ttft", bucket="4K-8K", observed=-0.295, ci_low=-1.1, ci_high=0.5
@@ -132,6 +138,7 @@ def make_rich_rules() -> list[dict[str, Any]]:
             n_dropped=3,
             reason="the bounds -0.40 % and +2.10 % lie on both sides of +1.00 %: about 9 "
             "more launches would settle it",
+            details={"needed_more": {"unit": "launches", "more": 9}},
         ),
         make_rule(
             "ttft 16K-32K",

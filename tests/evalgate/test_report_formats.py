@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 
+import factories
 import pytest
 from report_cases import HOSTILE, make_rich_case, make_rule, make_stats, make_verdict
 
+from evalgate.compare import views_of_run
 from evalgate.errors import EvidenceError, UsageError
-from evalgate.report import FORMATS, render, render_text
+from evalgate.gate import judge
+from evalgate.policy import DEFAULT
+from evalgate.report import FORMATS, Context, render, render_text
 from evalgate.report.markdown import escape
 from evalgate.report.words import (
     compute_threshold,
@@ -145,7 +149,7 @@ def test_markdown_escapes_what_would_form_markup_links_mentions_or_cells():
 def test_markdown_tables_have_the_same_number_of_cells_in_every_row():
     verdict, _ = make_rich_case()
     blocks = [b for b in render("markdown", verdict).split("\n\n") if b.startswith("| ")]
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         assert len({row.replace("\\|", "").count("|") for row in block.splitlines()}) == 1
 
@@ -188,3 +192,36 @@ def test_percentiles_of_nothing_are_shown_as_absent():
     assert make_stats([])["p99"] is None
     row = next(line for line in render_text(verdict).splitlines() if "E2EL" in line)
     assert row.split()[-6:] == ["0", "–", "–", "–", "–", "–"]
+
+
+def test_the_noise_floor_and_the_method_stand_beside_the_change():
+    verdict, _ = make_rich_case()
+    words = describe_rule(verdict["rules"][0], "fail")
+    assert words.notes[-1] == "base against base +0.12 % (-0.30 … +0.50), smallest effect 0.38 %"
+    assert words.method == "Student's t over launches; smallest detectable effect 0.41 %"
+
+
+def test_identical_outputs_are_shown_beside_base_against_base():
+    verdict, _ = make_rich_case()
+    lines = [line.split() for line in render_text(verdict).splitlines()]
+    assert ["all", "requests", "50.0", "75.0"] in lines
+    assert "| all requests | 50.0 | 75.0 |" in render("markdown", verdict)
+
+
+def test_an_open_rule_says_how_much_more_would_settle_it():
+    verdict, _ = make_rich_case()
+    assert "tpot 16K-32K: about 9 more launches" in render_text(verdict)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_what_the_gate_says_renders_in_every_format(format_name):
+    changes = [1.0] * 40 + [0.0] * 4
+    stored = factories.make_stored(
+        factories.simulate_requests(blocks=3, prompts=2, tpot_change=0.5),
+        factories.make_pair_of_samples([1.0] * 44, changes),
+    )
+    calibration = factories.make_stored(factories.simulate_requests(blocks=3, prompts=2, seed=5))
+    verdict = judge(*views_of_run(stored), DEFAULT, calibration=calibration, apart=False)
+    text = render(format_name, verdict.to_json(), Context.of_run(stored))
+    assert verdict.status in text.lower()
+    assert all(rule.rule.name in text for rule in verdict.rules)
