@@ -1,0 +1,516 @@
+// Decode attention over INT8 pages, one persistent launch (decode.py compiles and launches it).
+//
+// The scheme is that of kernels_patch/reference.py, decode route: INT8 q.k with INT32 sums, W =
+// p * sV quantised for each group of 32 neighbouring tokens, INT8 W.V, partitions merged by their
+// log-sum-exp. Quantising W does not see a constant factor (its scale takes it up), so p is kept as
+// exp(score - running max) and divided by the partition's sum once, at the partition's end.
+//
+// Work: all tiles of 32 tokens of all (request, KV head) pairs lie on one line, b outermost, and
+// CTA i of n takes tiles [i T/n, (i+1) T/n): every SM gets the same bytes whatever the batch. What
+// one CTA has of one pair is a partition. The last CTA to finish a pair merges its partitions.
+//
+// Inside a CTA one warp issues bulk copies of whole units (16 tokens, layout.py) into a ring of
+// stages; each team of ROW_BLOCKS warps takes every TEAMS-th tile and needs no other team until the
+// partition ends. Rows are (query position, head of the group); a warp holds ROWS_A_WARP of them.
+//
+// Lane (g, t) = (lane / 4, lane % 4) of mma.m16n8k32 holds, in the score accumulator, row g and
+// columns 2t and 2t + 1, and as operand A of the second product row g and two runs of four k.
+// Column n of score tile j is therefore given token 8 (n / 2) + 2 j + n % 2 of the 32: lane (g, t)
+// then owns tokens 8t .. 8t+7, quantises them in its registers, and reads the same tokens of V as
+// operand B. Nothing is exchanged between lanes but the maxima, and the group of W's scale is by
+// construction the 32 tokens that the product consumes.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int UNIT_TOKENS = 16;
+constexpr int TILE_TOKENS = 32;
+constexpr int V_OFFSET = UNIT_TOKENS * HEAD_DIM;
+constexpr int K_SCALE_OFFSET = 2 * UNIT_TOKENS * HEAD_DIM;
+constexpr int V_SCALE_OFFSET = K_SCALE_OFFSET + 4 * UNIT_TOKENS;
+constexpr int UNIT_BYTES = V_SCALE_OFFSET + 4 * UNIT_TOKENS;
+// The second unit of a stage starts 64 bytes late: lanes t < 2 and t >= 2 read V of different units
+// at the same offset, and would otherwise meet in the same shared-memory banks.
+constexpr int SECOND_UNIT = UNIT_BYTES + 64;
+constexpr int STAGE_BYTES = 2 * UNIT_BYTES + 128;
+constexpr int ROWS = Q_LEN * GROUP;
+constexpr int WARPS = ROW_BLOCKS * TEAMS;
+constexpr int R = ROWS_A_WARP / 8;         // rows that one lane holds
+constexpr int ROWS_PADDED = ROW_BLOCKS * ROWS_A_WARP;
+constexpr int PART_STRIDE = HEAD_DIM + 8;  // floats; 8 more keep the eight rows in different banks
+constexpr int MAGIC = 0x4B400000;          // 1.5 * 2^23: float(MAGIC + i) - 1.5 * 2^23 == i
+constexpr float MAGIC_F = 12582912.0f;
+#define MINUS_INFINITY __int_as_float(0xff800000)
+constexpr float LEAST_AMAX = 1e-36f;       // below it 127 / amax overflows; the weight is then 0
+
+// Shared memory, in bytes: the ring, the teams' partial outputs, their (max, sum), the barriers.
+constexpr int PART_OFFSET = STAGES * STAGE_BYTES;
+constexpr int STAT_OFFSET = PART_OFFSET + TEAMS * ROWS_PADDED * PART_STRIDE * 4;
+constexpr int BARRIER_OFFSET = STAT_OFFSET + TEAMS * ROWS_PADDED * 8;
+
+struct Arguments {
+    const unsigned short *q;  // [B * Q_LEN, HKV * GROUP, HEAD_DIM], strides below
+    unsigned short *out;      // the same shape
+    const char *kv_cache;
+    const int *block_table;   // [B, columns]
+    const int *seq_lens;      // [B], the queries included
+    float *partial;           // [2 * gridDim.x, ROWS, HEAD_DIM]
+    float *partial_lse;       // [2 * gridDim.x, ROWS], base 2
+    int *arrived;             // [B * HKV], zero before and after
+    u64 *ticks;               // counts launches; may be null
+    i64 block_stride, head_stride;  // bytes
+    i64 q_stride, out_stride;       // elements from token to token
+    int table_stride, batch, kv_heads, least_tiles;
+    float score_scale;        // sm_scale * log2(e)
+};
+
+__device__ __forceinline__ u32 shared_address(const void *p) {
+    return static_cast<u32>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void barrier_init(u32 bar, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+__device__ __forceinline__ void barrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 bar, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 bar, int parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\nbra again;\nover:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void bulk_copy(u32 to, const char *from, int bytes, u32 bar) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+__device__ __forceinline__ uint4 load16(u32 a) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a));
+    return v;
+}
+__device__ __forceinline__ uint2 load8(u32 a) {
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(a));
+    return v;
+}
+__device__ __forceinline__ void mma(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float over_lanes_max(float x) {  // over the four lanes of a row
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ u32 pack4(float a, float b, float c, float d) {  // integers + MAGIC_F
+    u32 low = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x0040);
+    u32 high = __byte_perm(__float_as_uint(c), __float_as_uint(d), 0x0040);
+    return __byte_perm(low, high, 0x5410);
+}
+__device__ __forceinline__ float from_16(u32 bits) {  // low half of bits
+#if FP16
+    float x;
+    asm("{.reg .b16 h;\ncvt.u16.u32 h, %1;\ncvt.f32.f16 %0, h;}" : "=f"(x) : "r"(bits));
+    return x;
+#else
+    return __uint_as_float(bits << 16);
+#endif
+}
+__device__ __forceinline__ u32 to_16x2(float low, float high) {
+    u32 bits;
+#if FP16
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+#endif
+    return bits;
+}
+__device__ __forceinline__ void consumers_sync() {
+    asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
+}
+__device__ __forceinline__ int tiles_of(int seq_len) {
+    return (seq_len + TILE_TOKENS - 1) / TILE_TOKENS;
+}
+
+// Where a CTA stands on the line of tiles. Every warp keeps its own copy.
+struct Walk {
+    int ctas, total, left;              // CTAs with work; tiles on the line; tiles left to this CTA
+    int b, h, seq_len, tiles, tile;     // the pair, its tiles, the next tile of it
+    int first;                          // line position of the pair's tile 0
+
+    __device__ bool start(const Arguments &a, int lane) {
+        int sum = 0;
+        for (int i = lane; i < a.batch; i += 32) sum += tiles_of(a.seq_lens[i]);
+        for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+        total = sum * a.kv_heads;
+        ctas = min(static_cast<int>(gridDim.x), max(1, total / a.least_tiles));
+        if (static_cast<int>(blockIdx.x) >= ctas || total == 0) return false;
+        int begin = static_cast<i64>(blockIdx.x) * total / ctas;
+        left = static_cast<int>((blockIdx.x + 1ll) * total / ctas) - begin;
+        int before = 0;
+        for (int b0 = 0;; b0 += 32) {
+            int n = b0 + lane < a.batch ? tiles_of(a.seq_lens[b0 + lane]) : 0;
+            int upto = n * a.kv_heads;
+            for (int d = 1; d < 32; d *= 2) {
+                int other = __shfl_up_sync(~0u, upto, d);
+                if (lane >= d) upto += other;
+            }
+            u32 past = __ballot_sync(~0u, before + upto > begin);
+            if (past) {
+                int owner = __ffs(past) - 1;
+                b = b0 + owner;
+                tiles = __shfl_sync(~0u, n, owner);
+                first = before + __shfl_sync(~0u, upto, owner) - tiles * a.kv_heads;
+                break;
+            }
+            before += __shfl_sync(~0u, upto, 31);
+        }
+        seq_len = a.seq_lens[b];
+        h = (begin - first) / tiles;
+        first += h * tiles;
+        tile = begin - first;
+        return true;
+    }
+    __device__ int end() const { return min(tiles, tile + left); }
+    __device__ bool next(const Arguments &a) {  // to the next pair; false when the range is done
+        left -= end() - tile;
+        if (left == 0) return false;
+        first += tiles;
+        tile = 0;
+        if (++h == a.kv_heads) {
+            h = 0;
+            do seq_len = a.seq_lens[++b];
+            while (seq_len <= 0);
+            tiles = tiles_of(seq_len);
+        }
+        return true;
+    }
+    __device__ int owner(int position) const {  // the CTA that has this tile of the line
+        return static_cast<int>(((position + 1ll) * ctas - 1) / total);
+    }
+};
+
+// The ring's state as producer and teams count it.
+struct Ring {
+    u32 base, full, empty;
+    __device__ u32 stage(int k) const { return base + (k % STAGES) * STAGE_BYTES; }
+    __device__ u32 full_bar(int k) const { return full + 8 * (k % STAGES); }
+    __device__ u32 empty_bar(int k) const { return empty + 8 * (k % STAGES); }
+    __device__ static int phase(int k) { return (k / STAGES) & 1; }
+};
+
+__device__ void produce(const Arguments &a, const Ring &ring, int lane) {
+    Walk walk;
+    if (!walk.start(a, lane)) return;
+    int k = 0;
+    do {
+        const char *head = a.kv_cache + walk.h * a.head_stride;
+        const int *table = a.block_table + static_cast<i64>(walk.b) * a.table_stride;
+        int end = walk.end();
+        for (int tile = walk.tile; tile < end; tile += 16) {  // 32 units: one for each lane
+            int token = tile * TILE_TOKENS + lane * UNIT_TOKENS;
+            bool present = token < walk.seq_len && token < end * TILE_TOKENS;
+            const char *unit = head;
+            if (present)
+                unit += table[token / BLOCK_SIZE] * a.block_stride +
+                        (token % BLOCK_SIZE) / UNIT_TOKENS * UNIT_BYTES;
+            u32 presence = __ballot_sync(~0u, present);
+            int n = min(16, end - tile);
+            for (int i = 0; i < n; ++i, ++k) {
+                barrier_wait(ring.empty_bar(k), Ring::phase(k) ^ 1);
+                if (lane == 0)
+                    barrier_expect(ring.full_bar(k), __popc(presence >> (2 * i) & 3) * UNIT_BYTES);
+                __syncwarp();
+                if (lane / 2 == i && present)
+                    bulk_copy(ring.stage(k) + lane % 2 * SECOND_UNIT, unit, UNIT_BYTES,
+                              ring.full_bar(k));
+            }
+        }
+    } while (walk.next(a));
+}
+
+// One warp's rows of one partition.
+struct Rows {
+    u32 q[HEAD_DIM / 64][2][2 * R];  // operand A: [64 dimensions][k step][a0 a2 of each row]
+    float q_scale[R];                // with sm_scale and log2(e) in it
+    float max[R], sum[R];            // base-2 score; sum over this lane's tokens only
+    float out[HEAD_DIM / 8][2 * R];
+
+    __device__ void load(const Arguments &a, int b, int h, int row_block, int g, int t) {
+        for (int r = 0; r < R; ++r) {
+            int row = row_block * ROWS_A_WARP + r * 8 + g;
+            uint4 raw[HEAD_DIM / 64][2];
+            const unsigned short *from = a.q + (static_cast<i64>(b) * Q_LEN + row / GROUP) * a.q_stride +
+                                         (h * GROUP + row % GROUP) * HEAD_DIM + t * 16;
+            float amax = 0;
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 64; ++i)
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    raw[i][s] = row < ROWS ? *reinterpret_cast<const uint4 *>(from + i * 64 + s * 8)
+                                           : make_uint4(0, 0, 0, 0);
+                    const u32 words[4] = {raw[i][s].x, raw[i][s].y, raw[i][s].z, raw[i][s].w};
+                    for (u32 w : words)
+                        amax = fmaxf(amax, fmaxf(fabsf(from_16(w)), fabsf(from_16(w >> 16))));
+                }
+            amax = over_lanes_max(amax);
+            float scale = amax / 127.0f;
+            float inverse = amax > LEAST_AMAX ? 127.0f / amax : 0.0f;
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 64; ++i)
+#pragma unroll
+                for (int s = 0; s < 2; ++s) {
+                    const u32 words[4] = {raw[i][s].x, raw[i][s].y, raw[i][s].z, raw[i][s].w};
+                    float x[8];
+                    for (int e = 0; e < 4; ++e) {
+                        x[2 * e] = fmaf(from_16(words[e]), inverse, MAGIC_F);
+                        x[2 * e + 1] = fmaf(from_16(words[e] >> 16), inverse, MAGIC_F);
+                    }
+                    q[i][s][r] = pack4(x[0], x[1], x[2], x[3]);
+                    q[i][s][R + r] = pack4(x[4], x[5], x[6], x[7]);
+                }
+            q_scale[r] = scale * a.score_scale;
+            max[r] = MINUS_INFINITY;
+            sum[r] = 0;
+        }
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n)
+            for (int c = 0; c < 2 * R; ++c) out[n][c] = 0;
+    }
+
+    // One tile. visible[r]: tokens of the tile that the row may see (32 or more: all).
+    template <bool MASKED>
+    __device__ void tile(u32 stage, int g, int t, const int (&visible)[R]) {
+        u32 k_at = stage + (g / 4 ? SECOND_UNIT : 0) + (g / 2 % 2 * 8 + g % 2) * 64 + t * 16;
+        u32 unit_at = stage + (t / 2 ? SECOND_UNIT : 0);
+        int score[4][4] = {};
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 64; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                uint4 k = load16(k_at + i * 64 * UNIT_TOKENS + j * 128);
+                mma(score[j], q[i][0][0], R == 2 ? q[i][0][1] : 0, q[i][0][R],
+                    R == 2 ? q[i][0][2 * R - 1] : 0, k.x, k.y);
+                mma(score[j], q[i][1][0], R == 2 ? q[i][1][1] : 0, q[i][1][R],
+                    R == 2 ? q[i][1][2 * R - 1] : 0, k.z, k.w);
+            }
+        float k_scale[8], v_scale[8];
+        for (int e = 0; e < 8; e += 4) {
+            uint4 ks = load16(unit_at + K_SCALE_OFFSET + t % 2 * 32 + e * 4);
+            uint4 vs = load16(unit_at + V_SCALE_OFFSET + t % 2 * 32 + e * 4);
+            const u32 kw[4] = {ks.x, ks.y, ks.z, ks.w}, vw[4] = {vs.x, vs.y, vs.z, vs.w};
+            for (int i = 0; i < 4; ++i) {
+                k_scale[e + i] = __uint_as_float(kw[i]);
+                v_scale[e + i] = __uint_as_float(vw[i]);
+            }
+        }
+        u32 w[2 * R];
+        float w_scale[R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            float s[8], peak = MINUS_INFINITY;
+            for (int e = 0; e < 8; ++e) {
+                s[e] = __int2float_rn(score[e / 2][2 * r + e % 2]) * k_scale[e];
+                if (MASKED && 8 * t + e >= visible[r]) s[e] = MINUS_INFINITY;
+                peak = fmaxf(peak, s[e]);
+            }
+            float new_max = fmaxf(max[r], over_lanes_max(peak) * q_scale[r]);
+            // A row that sees nothing yet keeps max -inf; subtracting 0 then still gives exp2(-inf).
+            float base = MASKED && new_max == MINUS_INFINITY ? 0.0f : new_max;
+            float keep = exp2_fast(max[r] - base);
+            max[r] = new_max;
+            if (__any_sync(~0u, keep != 1.0f)) {
+                sum[r] *= keep;
+#pragma unroll
+                for (int n = 0; n < HEAD_DIM / 8; ++n) {
+                    out[n][2 * r] *= keep;
+                    out[n][2 * r + 1] *= keep;
+                }
+            }
+            float weight[8], amax = 0;
+            for (int e = 0; e < 8; ++e) {
+                float p = exp2_fast(fmaf(s[e], q_scale[r], -base));
+                if (MASKED && 8 * t + e >= visible[r]) p = 0;  // q_scale 0 makes -inf * 0 a NaN
+                sum[r] += p;
+                weight[e] = MASKED && p == 0 ? 0 : p * v_scale[e];  // a free slot's scale may be NaN
+                amax = fmaxf(amax, weight[e]);
+            }
+            amax = over_lanes_max(amax);
+            float inverse = amax > LEAST_AMAX ? __fdividef(127.0f, amax) : 0.0f;
+            w_scale[r] = amax * (1.0f / 127.0f);
+            for (int e = 0; e < 8; ++e) weight[e] = fmaf(weight[e], inverse, MAGIC_F);
+            w[r] = pack4(weight[0], weight[1], weight[2], weight[3]);
+            w[R + r] = pack4(weight[4], weight[5], weight[6], weight[7]);
+        }
+        u32 v_at = unit_at + V_OFFSET + g * 16 + t % 2 * 8;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n) {
+            uint2 v = load8(v_at + n * 128);
+            int o[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
+            mma(o, w[0], R == 2 ? w[1] : 0, w[R], R == 2 ? w[2 * R - 1] : 0, v.x, v.y);
+#pragma unroll
+            for (int c = 0; c < 2 * R; ++c)
+                out[n][c] = fmaf(__int_as_float(o[c]) - MAGIC_F, w_scale[c / 2], out[n][c]);
+        }
+    }
+};
+
+// The end of a partition: teams are merged in shared memory, then the pair's partitions in global.
+__device__ void finish(const Arguments &a, const Walk &walk, Rows &rows, char *shared, int team,
+                       int row_block, int g, int t) {
+    float *part = reinterpret_cast<float *>(shared + PART_OFFSET);
+    float2 *stat = reinterpret_cast<float2 *>(shared + STAT_OFFSET);
+    int *last = reinterpret_cast<int *>(shared + BARRIER_OFFSET + 16 * STAGES);
+    const int thread = threadIdx.x;
+    for (int r = 0; r < R; ++r) {
+        int row = team * ROWS_PADDED + row_block * ROWS_A_WARP + r * 8 + g;
+        float sum = rows.sum[r];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (t == 0) stat[row] = make_float2(rows.max[r], sum);
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 8; ++n)
+            *reinterpret_cast<float2 *>(part + row * PART_STRIDE + n * 8 + t * 2) =
+                make_float2(rows.out[n][2 * r], rows.out[n][2 * r + 1]);
+    }
+    consumers_sync();
+    const int first = walk.owner(walk.first), final = walk.owner(walk.first + walk.tiles - 1);
+    const int cta = blockIdx.x;
+    const int slot = 2 * cta + (cta == first);
+    unsigned short *out = a.out + static_cast<i64>(walk.b) * Q_LEN * a.out_stride +
+                          walk.h * GROUP * HEAD_DIM;
+    for (int i = thread; i < ROWS * HEAD_DIM / 4; i += WARPS * 32) {
+        int row = i / (HEAD_DIM / 4), dim = i % (HEAD_DIM / 4) * 4;
+        float peak = MINUS_INFINITY;
+        for (int m = 0; m < TEAMS; ++m) peak = fmaxf(peak, stat[m * ROWS_PADDED + row].x);
+        float base = peak == MINUS_INFINITY ? 0.0f : peak, total = 0;
+        float4 o = make_float4(0, 0, 0, 0);
+        for (int m = 0; m < TEAMS; ++m) {
+            float2 s = stat[m * ROWS_PADDED + row];
+            float share = exp2_fast(s.x - base);
+            const float4 v = *reinterpret_cast<float4 *>(part + (m * ROWS_PADDED + row) * PART_STRIDE + dim);
+            total += share * s.y;
+            o.x += share * v.x, o.y += share * v.y, o.z += share * v.z, o.w += share * v.w;
+        }
+        float inverse = total > 0 ? 1.0f / total : 0.0f;
+        o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
+        if (first == final) {
+            *reinterpret_cast<uint2 *>(out + row / GROUP * a.out_stride + row % GROUP * HEAD_DIM + dim) =
+                make_uint2(to_16x2(o.x, o.y), to_16x2(o.z, o.w));
+        } else {
+            i64 at = static_cast<i64>(slot) * ROWS + row;
+            __stcg(reinterpret_cast<float4 *>(a.partial + at * HEAD_DIM + dim), o);
+            if (dim == 0) __stcg(a.partial_lse + at, peak + log2f(total));  // -inf when it saw nothing
+        }
+    }
+    if (first == final) {
+        consumers_sync();  // part is free again
+        return;
+    }
+    __threadfence();
+    consumers_sync();
+    if (thread == 0) {
+        int *arrived = a.arrived + walk.b * a.kv_heads + walk.h;
+        *last = atomicAdd(arrived, 1) == final - first;
+        if (*last) *arrived = 0;  // ready for the next launch
+    }
+    consumers_sync();
+    if (!*last) return;
+    __threadfence();
+    const int n = final - first + 1, lane = thread % 32;
+    float *share = part;  // [ROWS, n]
+    for (int row = thread / 32; row < ROWS; row += WARPS) {
+        float peak = MINUS_INFINITY, total = 0;
+        for (int p = lane; p < n; p += 32)
+            peak = fmaxf(peak, __ldcg(a.partial_lse + static_cast<i64>(2 * (first + p) + (p == 0)) * ROWS + row));
+        for (int d = 16; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
+        for (int p = lane; p < n; p += 32) {
+            float e = exp2_fast(
+                __ldcg(a.partial_lse + static_cast<i64>(2 * (first + p) + (p == 0)) * ROWS + row) - peak);
+            share[row * n + p] = e;
+            total += e;
+        }
+        for (int d = 16; d; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+        __syncwarp();
+        for (int p = lane; p < n; p += 32) share[row * n + p] *= 1.0f / total;
+    }
+    consumers_sync();
+    for (int i = thread; i < ROWS * HEAD_DIM / 4; i += WARPS * 32) {
+        int row = i / (HEAD_DIM / 4), dim = i % (HEAD_DIM / 4) * 4;
+        const float *from = a.partial + row * HEAD_DIM + dim;
+        float4 o = make_float4(0, 0, 0, 0);
+#pragma unroll 16
+        for (int p = 0; p < n; ++p) {
+            i64 slot_of_p = 2 * (first + p) + (p == 0);
+            float4 v = __ldcg(reinterpret_cast<const float4 *>(from + slot_of_p * ROWS * HEAD_DIM));
+            float s = share[row * n + p];
+            o.x += s * v.x, o.y += s * v.y, o.z += s * v.z, o.w += s * v.w;
+        }
+        *reinterpret_cast<uint2 *>(out + row / GROUP * a.out_stride + row % GROUP * HEAD_DIM + dim) =
+            make_uint2(to_16x2(o.x, o.y), to_16x2(o.z, o.w));
+    }
+    consumers_sync();
+}
+
+extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 1)
+int8_decode(const __grid_constant__ Arguments a) {
+    extern __shared__ __align__(128) char shared[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Ring ring;
+    ring.base = shared_address(shared);
+    ring.full = ring.base + BARRIER_OFFSET;
+    ring.empty = ring.full + 8 * STAGES;
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            barrier_init(ring.full + 8 * s, 1);
+            barrier_init(ring.empty + 8 * s, ROW_BLOCKS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        if (blockIdx.x == 0 && a.ticks) atomicAdd(a.ticks, 1ull);
+    }
+    __syncthreads();
+    if (warp == WARPS) {
+        produce(a, ring, lane);
+        return;
+    }
+    const int team = warp / ROW_BLOCKS, row_block = warp % ROW_BLOCKS, g = lane / 4, t = lane % 4;
+    Walk walk;
+    if (!walk.start(a, lane)) return;
+    int k = 0;  // tiles of this CTA before the present partition
+    do {
+        Rows rows;
+        rows.load(a, walk.b, walk.h, row_block, g, t);
+        const int end = walk.end(), skip = ((team - k) % TEAMS + TEAMS) % TEAMS;
+        for (int tile = walk.tile + skip; tile < end; tile += TEAMS) {
+            const int i = k + tile - walk.tile;
+            int visible[R];
+            for (int r = 0; r < R; ++r) {
+                int position = (row_block * ROWS_A_WARP + r * 8 + g) / GROUP;
+                visible[r] = walk.seq_len - (Q_LEN - 1 - min(position, Q_LEN - 1)) - tile * TILE_TOKENS;
+            }
+            barrier_wait(ring.full_bar(i), Ring::phase(i));
+            if ((tile + 1) * TILE_TOKENS > walk.seq_len - (Q_LEN - 1))
+                rows.tile<true>(ring.stage(i), g, t, visible);
+            else
+                rows.tile<false>(ring.stage(i), g, t, visible);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(ring.empty_bar(i));
+        }
+        k += end - walk.tile;
+        finish(a, walk, rows, shared, team, row_block, g, t);
+    } while (walk.next(a));
+}

@@ -1,0 +1,111 @@
+"""Cache write on the GPU: absmax for each token and head, quantise, payload and scales into pages.
+
+One Triton kernel for K and V; the bytes are those of kernels_patch/reference.py's ``quantise`` in
+the places of ``layout.UnitLayout``. Queries are not written: decode quantises the few it has in its
+registers, which costs nothing against a round trip through memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels_patch.gpu.layout import UnitLayout
+from kernels_patch.gpu.tuning import ProducerTuning, producer_tuning
+
+_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and taking it away rounds half to even
+
+
+def int8_write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    tuning: ProducerTuning | None = None,
+) -> None:
+    """Quantise key and value [T, Hkv, D] into kv_cache int8 [blocks, Hkv, block_size, 2 D + 8].
+
+    slot_mapping int64 [T]: block * block_size + offset, negative for a token to skip; it may be
+    shorter than key, whose further tokens are then padding. Raises ValueError for strides or
+    shapes that the kernel does not serve.
+    """
+    n_tokens = slot_mapping.shape[0]
+    _, kv_heads, block_size, bytes_per_token = kv_cache.shape
+    head_dim = key.shape[-1]
+    layout = UnitLayout(block_size, head_dim)
+    if bytes_per_token != layout.bytes_per_token:
+        raise ValueError(
+            f"a cache token has {bytes_per_token} bytes: want {layout.bytes_per_token}"
+        )
+    if head_dim & (head_dim - 1):
+        raise ValueError(f"head_dim is {head_dim}: the cache write serves powers of two")
+    if key.stride(2) != 1 or value.stride(2) != 1:
+        raise ValueError("the dimensions of key and value must be contiguous")
+    if kv_cache.stride()[2:] != (bytes_per_token, 1):
+        raise ValueError("kv_cache must have contiguous pages")
+    if n_tokens == 0:
+        return
+    tuning = tuning or producer_tuning(n_tokens)
+    _write[(triton.cdiv(n_tokens, tuning.tokens), kv_heads, 2)](
+        key, value, kv_cache, slot_mapping, n_tokens,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        kv_cache.stride(0), kv_cache.stride(1),
+        BLOCK_SIZE=block_size, D=head_dim, UNIT_BYTES=layout.unit_bytes, TOKENS=tuning.tokens,
+        num_warps=tuning.warps,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    key, value, kv_cache, slot_mapping, n_tokens,
+    key_token, key_head, value_token, value_head, block_stride, head_stride,
+    BLOCK_SIZE: tl.constexpr, D: tl.constexpr, UNIT_BYTES: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """One program: TOKENS tokens of one head, K (axis 2 = 0) or V (1)."""
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    head = tl.program_id(1)
+    dim = tl.arange(0, D)
+    slot = tl.load(slot_mapping + token, mask=token < n_tokens, other=-1).to(tl.int32)
+    real = slot >= 0
+    block = tl.where(real, slot // BLOCK_SIZE, 0)
+    unit = (slot % BLOCK_SIZE) // 16
+    row = slot % 16
+    base = block.to(tl.int64) * block_stride + head * head_stride + unit * UNIT_BYTES
+    if tl.program_id(2) == 0:
+        at = key + token[:, None].to(tl.int64) * key_token + head * key_head + dim[None, :]
+        q, scale = _quantise(tl.load(at, mask=real[:, None], other=0.0))
+        place = (dim // 64) * 1024 + dim % 64
+        to = base[:, None] + row[:, None] * 64 + place[None, :]
+        tl.store(kv_cache + to, q, mask=real[:, None])
+        scales = (kv_cache + base + 32 * D + row * 4).to(tl.pointer_type(tl.float32))
+        tl.store(scales, scale, mask=real)
+    else:
+        at = value + token[:, None].to(tl.int64) * value_token + head * value_head + dim[None, :]
+        q, scale = _quantise(tl.load(at, mask=real[:, None], other=0.0))
+        scales = (kv_cache + base + 32 * D + 64 + row * 4).to(tl.pointer_type(tl.float32))
+        tl.store(scales, scale, mask=real)
+        whole_unit = False
+        if TOKENS == 16:
+            start = tl.min(slot, axis=0)
+            whole_unit = (start >= 0) & (start % 16 == 0)
+            whole_unit &= tl.sum((slot != start + tl.arange(0, 16)).to(tl.int32), axis=0) == 0
+        if whole_unit:  # 16 neighbouring tokens fill the unit: rows of 16 bytes
+            start = tl.min(slot, axis=0)
+            page = (start // BLOCK_SIZE).to(tl.int64) * block_stride + head * head_stride
+            page += (start % BLOCK_SIZE) // 16 * UNIT_BYTES + 16 * D
+            to = page + dim[:, None] * 16 + tl.arange(0, TOKENS)[None, :]
+            tl.store(kv_cache + to, tl.trans(q))
+        else:
+            to = base[:, None] + 16 * D + dim[None, :] * 16 + row[:, None]
+            tl.store(kv_cache + to, q, mask=real[:, None])
+
+
+@triton.jit
+def _quantise(x):
+    """int8 payload and float32 scale of x [tokens, D] over its last axis."""
+    x = x.to(tl.float32)
+    scale = tl.math.div_rn(tl.max(tl.abs(x), axis=1), 127.0)
+    quotient = tl.math.div_rn(x, tl.where(scale == 0, 1.0, scale)[:, None])
+    rounded = (quotient + _ROUND) - _ROUND
+    return tl.minimum(tl.maximum(rounded, -127.0), 127.0).to(tl.int8), scale
