@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from evalgate.client import Client
 from evalgate.errors import EvalgateError, EvidenceError, ServerAnswerError, ServerError
@@ -35,15 +35,12 @@ REPLAYED_ROUTES = (DECODE, PREFIX)
 TIMEOUT_S = 1800.0
 
 
-class Item(Protocol):
-    """A prompt to take an output of; ``evalgate.tasks.Item`` is one."""
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt in token ids to take an output of. ``sample_id`` is its own within a run."""
 
-    @property
-    def task(self) -> str: ...
-    @property
-    def sample_id(self) -> str: ...
-    @property
-    def prompt_ids(self) -> Sequence[int]: ...
+    sample_id: str
+    prompt_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -79,30 +76,33 @@ class Reference:
 
 
 def measure_fidelity(
-    arms: Mapping[str, Client], items: Sequence[Item], setup: Setup
+    arms: Mapping[str, Client], prompts: Sequence[Prompt], setup: Setup
 ) -> Iterator[FidelityRecord]:
-    """Records of every arm, item by item, as they come; all arms are up, one is the baseline."""
-    for item in items:
-        reference = build_reference(arms[BASELINE], item, setup)
+    """Records of every arm, prompt by prompt, as they come; all arms are up, one is the baseline.
+
+    Where one server is up at a time, keep what ``build_reference`` gives while the baseline is up
+    and call ``measure_arm`` for each arm in its turn.
+    """
+    for prompt in prompts:
+        reference = build_reference(arms[BASELINE], prompt, setup)
         for arm, client in arms.items():
             yield from measure_arm(arm, client, reference, setup)
 
 
-def build_reference(client: Client, item: Item, setup: Setup) -> Reference:
-    """Have the baseline answer the item, and read its answer again in prefix chunks.
+def build_reference(client: Client, prompt: Prompt, setup: Setup) -> Reference:
+    """Have the baseline answer the prompt, and read its answer again in prefix chunks.
 
     Never raises for what the server does: see ``Reference.error``.
     """
-    sample_id = f"{item.task}/{item.sample_id}"
 
     def salt(what: str) -> str:
-        return setup.salt(BASELINE, f"{sample_id}/reference/{what}")
+        return setup.salt(BASELINE, f"{prompt.sample_id}/reference/{what}")
 
-    text = Text(item.prompt_ids, [])
+    text = Text(prompt.prompt_ids, [])
     traces: dict[str, Trace] = {}
     try:
         text, said = answer_greedily(
-            client, item.prompt_ids, setup.tokens, salt("answer"), setup.timeout_s
+            client, prompt.prompt_ids, setup.tokens, salt("answer"), setup.timeout_s
         )
         if select_indices(DECODE, text, setup.chunk_tokens):
             traces[DECODE] = said
@@ -111,8 +111,8 @@ def build_reference(client: Client, item: Item, setup: Setup) -> Reference:
                 client, PREFIX, text, setup.chunk_tokens, salt(PREFIX), setup.timeout_s
             )
     except (ServerError, EvidenceError) as exc:
-        return Reference(sample_id, text, {}, _describe(exc))
-    return Reference(sample_id, text, traces)
+        return Reference(prompt.sample_id, text, {}, _describe(exc))
+    return Reference(prompt.sample_id, text, traces)
 
 
 def measure_arm(
