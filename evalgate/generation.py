@@ -156,6 +156,10 @@ class StreamReader:
         reasoning = _get_text(source, "reasoning") or _get_text(source, "reasoning_content")
         finish = _get_text(choice, "finish_reason") or None
         ids = _check_ids(choice.get("token_ids"))
+        if self.finish_reason is not None:
+            if text or reasoning or ids:
+                raise StreamError("stream_error", "more text came after the finish_reason")
+            return  # some servers hang an empty choice on their usage
         if text:
             self._text.append(text)
             if self._first_answer is None:

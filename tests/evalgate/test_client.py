@@ -177,6 +177,13 @@ def test_several_tokens_in_a_chunk_are_one_stamp() -> None:
     assert compute_tpot_s(g.chunk_ns, g.output_tokens) == pytest.approx(0.125)
 
 
+def test_an_empty_choice_beside_the_usage_changes_nothing() -> None:
+    usage = {"prompt_tokens": 4, "completion_tokens": 1}
+    late = sse({"choices": [{"index": 0, "delta": {"content": ""}}], "usage": usage})
+    g = read_stream([(1.0, chat_chunk(content="a", finish="stop")), (1.5, late)])
+    assert (g.chunk_ns, g.output_tokens, g.finish_reason) == ([S], 1, "stop")
+
+
 def test_a_surrogate_pair_cut_between_chunks_is_one_character() -> None:
     g = read_stream(
         [
@@ -311,6 +318,12 @@ def test_a_lost_token_chunk_is_seen_by_the_usage(stub: StubServer) -> None:
     category, message = get_failure(ask(stub, Answer(steps)))
     assert category == "stream_error"
     assert "carried 2 tokens but its usage says 3" in message
+
+
+def test_text_after_the_finish_reason_is_a_stream_error(stub: StubServer) -> None:
+    steps = [text_chunk("a", [1], "stop"), text_chunk("b", [2]), usage_chunk(3, 2), DONE]
+    failure = get_failure(ask(stub, Answer(steps)))
+    assert failure == ("stream_error", "more text came after the finish_reason")
 
 
 def test_a_request_that_the_server_aborted_is_no_answer(stub: StubServer) -> None:
