@@ -63,7 +63,12 @@ def check_memory(memories: Sequence[Memory], fraction: float) -> None:
 
 
 def parse_memory_fraction(args: Sequence[str]) -> float | None:
-    """--gpu-memory-utilization in a server's arguments, None when it is not set."""
+    """--gpu-memory-utilization in a server's arguments, None when it is not set or not used.
+
+    vLLM does not look at it when the KV cache is given in bytes.
+    """
+    if any(arg.split("=")[0] == "--kv-cache-memory-bytes" for arg in args):
+        return None
     for i, arg in enumerate(args):
         flag, equals, value = arg.partition("=")
         if flag in FRACTION_FLAGS:

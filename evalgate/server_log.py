@@ -48,8 +48,9 @@ _CAUSES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "--max-model-len, or give the server more memory",
         ),
         (
-            r"Free memory on device .*?\(([\d.]+)/([\d.]+) GiB\).*?utilization \(([\d.]+)",
-            "{0} of {1} GiB GPU memory are free, less than the share {2} asked for: end what "
+            r"(?:Free memory on device|Available memory on node) .*?\(([\d.]+)/([\d.]+) GiB\)"
+            r".*?utilization \(([\d.]+)",
+            "{0} of {1} GiB memory are free, less than the share {2} asked for: end what "
             "holds it, or lower --gpu-memory-utilization",
         ),
         (

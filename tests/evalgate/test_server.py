@@ -277,6 +277,7 @@ def test_a_start_without_memory_is_refused_before_it_is_tried(
         (["--gpu-memory-utilization=0.5"], 0.5),
         (["--max-model-len", "5"], None),
         (["--gpu-memory-utilization"], None),
+        (["--gpu-memory-utilization", "0.5", "--kv-cache-memory-bytes=1G"], None),
     ],
 )
 def test_the_memory_share_is_read_from_the_arguments(

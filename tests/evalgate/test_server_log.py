@@ -45,7 +45,12 @@ ECHO = (
         (
             "ValueError: Free memory on device cuda:0 (31.44/47.38 GiB) on startup is less than "
             "desired GPU memory utilization (0.95, 45.01 GiB).",
-            "31.44 of 47.38 GiB GPU memory are free, less than the share 0.95",
+            "31.44 of 47.38 GiB memory are free, less than the share 0.95",
+        ),
+        (
+            "ValueError: Available memory on node 0 (9.5/23.0 GiB) on startup is less than desired "
+            "CPU memory utilization (0.92, 21.2 GiB). On the CPU backend",
+            "9.5 of 23.0 GiB memory are free, less than the share 0.92",
         ),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "memory ran out"),
         (
