@@ -103,6 +103,8 @@ class StubServer:
         self.connections = 0
         self.rpc: dict[str, list[Any]] = {}
         self.reset_body: Any = {"success": True}
+        # perf_counter_ns of each answer: when the request was read, then before each piece sent.
+        self.times: list[list[int]] = []
         stub = self
 
         class Handler(_Handler):
@@ -167,6 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
             owner = "vllm" if stub.vllm else "someone"
             card = {"id": stub.model, "owned_by": owner, "max_model_len": stub.max_model_len}
             self._json({"object": "list", "data": [card]})
+        elif path == "/stub/times":
+            self._json(stub.times)
         elif path == "/health":
             self._send(b"")
         elif path == "/metrics" and stub.metrics:
@@ -191,6 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"detail": "Not Found"}, 404)
 
     def _stream(self, answer: Answer) -> None:
+        times = [time.perf_counter_ns()]
+        self.server_stub.times.append(times)
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         for name, value in answer.headers.items():
@@ -211,6 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not started:
                 self.end_headers()
                 started = True
+            times.append(time.perf_counter_ns())
             self.wfile.write(b"%x\r\n%b\r\n" % (len(step), step) if chunked else step)
         if not started:
             self.end_headers()
@@ -237,7 +244,8 @@ def main() -> None:
 
     ``fail``: print STUB_TEXT and exit 1; ``mute``: stay alive without listening; ``stubborn``:
     ignore SIGTERM; ``children``: start an engine of its own session that outlives its parent;
-    ``die``: exit 3 a moment after the first request for an answer.
+    ``die``: exit 3 a moment after the first request for an answer; ``timed``: answer with
+    STUB_TIMING (JSON: pieces, ttft_s, tpot_s), for GET /stub/times to tell when.
     """
     parser = argparse.ArgumentParser()
     for flag in ("--model", "--served-model-name", "--host", "--port"):
@@ -255,6 +263,9 @@ def main() -> None:
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     stub = StubServer(args.served_model_name, host=args.host, port=int(args.port))
+    if mode == "timed":
+        timing = json.loads(os.environ["STUB_TIMING"])
+        stub.default = plain_answer(["x"] * timing.pop("pieces"), **timing)
     if mode == "die":
 
         def die(_: dict[str, Any]) -> Answer:
