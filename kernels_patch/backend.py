@@ -93,8 +93,7 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        with stopping_the_server():
-            self.kernels = choose_kernels(kv_cache_spec.head_size, vllm_config.model_config.dtype)
+        self.labels = choose_kernels(kv_cache_spec.head_size).labels
         COUNTERS.add_layers(layer_names)
 
     def build(
@@ -115,7 +114,7 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
         )
         COUNTERS.count_step(
             [
-                Planned(self.kernels.labels[batch.route], batch.num_requests, batch.num_tokens)
+                Planned(self.labels[batch.route], batch.num_requests, batch.num_tokens)
                 for batch in batches
             ]
         )
@@ -161,7 +160,7 @@ class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
             )
             if reason is not None:
                 raise RefusalError(reason)
-            self.kernels: Kernels = choose_kernels(head_size, dtype)
+            self.kernels: Kernels = choose_kernels(head_size)
             self.fault = planted_fault()
         self.num_heads = num_heads
         self.head_size = head_size

@@ -1,4 +1,4 @@
-"""Which implementation serves a route, chosen once for a shape, and a step's work sent to it.
+"""Which implementation serves a route, chosen once, and a step's work sent to it.
 
 The native kernels serve where they load and support the shape, else the plain torch form does: as
 the routes ``prefix_torch`` and ``decode_torch`` where native is missing or was not wanted, as
@@ -39,8 +39,8 @@ class Kernels:
 
 
 @cache
-def choose_kernels(head_dim: int, dtype: torch.dtype) -> Kernels:
-    """The kernels for this head size and dtype of queries, by the environment and the machine.
+def choose_kernels(head_dim: int) -> Kernels:
+    """The kernels for this head size, by the environment and the machine.
 
     Raises RefusalError when the environment forces the native ones and they cannot serve.
     """

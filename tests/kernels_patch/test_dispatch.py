@@ -39,7 +39,7 @@ def with_native(monkeypatch):
 
 def test_native_kernels_serve_under_their_own_routes(monkeypatch, capsys):
     with_native(monkeypatch)
-    kernels = dispatch.choose_kernels(64, torch.float32)
+    kernels = dispatch.choose_kernels(64)
     assert kernels.impl == "native"
     assert kernels.labels == {"first_chunk": "first_chunk", "prefix": "prefix", "decode": "decode"}
     assert "kernels_patch: serving with the native stand-in kernels" in capsys.readouterr().err
@@ -47,7 +47,7 @@ def test_native_kernels_serve_under_their_own_routes(monkeypatch, capsys):
 
 def test_without_native_the_torch_form_serves_loudly_under_routes_of_its_own(monkeypatch, capsys):
     without_native(monkeypatch)
-    kernels = dispatch.choose_kernels(64, torch.float32)
+    kernels = dispatch.choose_kernels(64)
     assert kernels.impl == "torch"
     assert kernels.labels["prefix"] == "prefix_torch"
     assert kernels.labels["decode"] == "decode_torch"
@@ -57,13 +57,13 @@ def test_without_native_the_torch_form_serves_loudly_under_routes_of_its_own(mon
 def test_a_choice_is_said_once_for_a_shape(monkeypatch, capsys):
     without_native(monkeypatch)
     for _ in range(30):
-        dispatch.choose_kernels(64, torch.float32)
+        dispatch.choose_kernels(64)
     assert capsys.readouterr().err.count("NO NATIVE KERNELS") == 1
 
 
 def test_a_shape_beyond_the_native_kernels_is_counted_as_fallback(monkeypatch, capsys):
     with_native(monkeypatch)
-    kernels = dispatch.choose_kernels(native.MAX_HEAD_DIM + 8, torch.float32)
+    kernels = dispatch.choose_kernels(native.MAX_HEAD_DIM + 8)
     assert kernels.impl == "torch"
     assert kernels.labels == {
         "first_chunk": "first_chunk",
@@ -77,25 +77,25 @@ def test_native_kernels_that_are_forced_and_missing_refuse(monkeypatch):
     without_native(monkeypatch)
     monkeypatch.setenv("KERNELS_PATCH_IMPL", "native")
     with pytest.raises(RefusalError, match="native was asked for, and no C"):
-        dispatch.choose_kernels(64, torch.float32)
+        dispatch.choose_kernels(64)
 
 
 def test_the_torch_form_can_be_forced_where_native_loads(monkeypatch):
     with_native(monkeypatch)
     monkeypatch.setenv("KERNELS_PATCH_IMPL", "torch")
-    assert dispatch.choose_kernels(64, torch.float32).labels["decode"] == "decode_torch"
+    assert dispatch.choose_kernels(64).labels["decode"] == "decode_torch"
 
 
 def test_an_unknown_implementation_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("KERNELS_PATCH_IMPL", "cuda")
     with pytest.raises(RefusalError, match="'cuda' is unknown"):
-        dispatch.choose_kernels(64, torch.float32)
+        dispatch.choose_kernels(64)
 
 
 @pytest.mark.parametrize("impl", ["torch", "native"])
 def test_requests_of_all_routes_mixed_in_one_step_get_their_own_rows(monkeypatch, impl):
     monkeypatch.setenv("KERNELS_PATCH_IMPL", impl)
-    kernels = dispatch.choose_kernels(16, torch.float32)
+    kernels = dispatch.choose_kernels(16)
     torch.manual_seed(1)
     query_lens, seq_lens = [1, 5, 1, 33, 1, 7], [40, 70, 1, 33, 300, 264]
     starts = [0, *np.cumsum(query_lens).tolist()]
