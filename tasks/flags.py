@@ -21,7 +21,7 @@ LOOP_MIN_REPEATS = 3
 LOOP_MIN_UNITS = 12
 LOOP_MIN_SHARE = 0.25  # of the output, unless the loop is LOOP_LONG_UNITS long
 LOOP_LONG_UNITS = 64
-NGRAM = 6
+NGRAM = 4
 NGRAM_MIN_UNITS = 100
 NGRAM_MIN_DISTINCT_SHARE = 0.5
 LONG_WORD_CHARS = 40  # a longer "word" is looked at by its characters: "ababab..."
@@ -44,7 +44,7 @@ def find_flags(output_text: str, references: Sequence[str], finish_reason: str |
 
 
 def has_repetition(text: str) -> bool:
-    """True for a loop: a run of equal periods, or mostly repeated 6-grams in a long text.
+    """True for a loop: a run of equal periods, or mostly repeated 4-grams in a long text.
 
     A loop has a period of at most 64 units (words, marks, or characters where there are no
     spaces), at least 3 repeats and 12 units, and fills a quarter of the text or 64 units.

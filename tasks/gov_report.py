@@ -18,9 +18,8 @@ from evalgate_tasks.corpus import Corpus, count_words, fill_up
 from evalgate_tasks.text import split_words
 
 if TYPE_CHECKING:
-    from rouge_score.rouge_scorer import RougeScorer
+    from evalgate_tasks.rouge import BitRougeScorer
 
-USE_STEMMER = False
 _N_FINDINGS = 5
 _SECTION_WORDS = 130
 
@@ -51,7 +50,7 @@ class GovReport(Task):
             extra={
                 "rougeL": float(scores["rougeL"].fmeasure),
                 "rougeLsum": float(scores["rougeLsum"].fmeasure),
-                "use_stemmer": USE_STEMMER,
+                "use_stemmer": False,
             },
         )
 
@@ -89,12 +88,11 @@ class _Characters:
 
 
 @cache
-def _load_scorer(spelled_out: bool) -> RougeScorer:
+def _load_scorer(spelled_out: bool) -> BitRougeScorer:
     # Imported late: rouge-score brings NLTK in, which takes longer than everything else here.
-    from rouge_score.rouge_scorer import RougeScorer
+    from evalgate_tasks.rouge import BitRougeScorer
 
-    tokenizer = _Characters() if spelled_out else _Words()
-    return RougeScorer(["rougeL", "rougeLsum"], use_stemmer=USE_STEMMER, tokenizer=tokenizer)
+    return BitRougeScorer(_Characters() if spelled_out else _Words())
 
 
 def _write_finding(corpus: Corpus) -> tuple[str, str]:

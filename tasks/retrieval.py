@@ -148,7 +148,7 @@ def _write_needle(seed: str, depth: float, words: int, n_keys: int) -> tuple[str
         f"The access code of {place} is {code}." for place, code in zip(places, codes, strict=True)
     ]
     # The needle that is asked for lies at ``depth``; the others are spread over the rest.
-    where = [(depth + i / n_keys) % 1.0 for i in range(n_keys)]
+    where = [depth, *((depth + i / n_keys) % 1.0 for i in range(1, n_keys))]
     order = sorted(range(n_keys), key=lambda i: where[i])
     missing = words - sum(count_words(needle) for needle in needles)
     filler = Corpus(random.Random(f"{seed}/filler"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from functools import lru_cache
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MARK = f"[{re.escape(string.punctuation)}]"
@@ -84,18 +83,23 @@ def split_words(text: str) -> list[str]:
     text = text.lower()
     if text.isascii():
         return _ASCII_WORD.findall(text)
-    return "".join(_spread(c) for c in text).split()
-
-
-@lru_cache(maxsize=65536)
-def _spread(char: str) -> str:
-    """``char`` as it enters the token stream: itself, apart from its neighbours, or a gap."""
-    category = unicodedata.category(char)
-    if category[0] == "M":
-        return char
-    if category[0] in "LN":
-        return f" {char}" if is_unspaced(char) else char
-    return " "
+    words: list[str] = []
+    within = ""  # what a further character joins: a run of letters, one unspaced character, nothing
+    for char in text:
+        category = unicodedata.category(char)[0]
+        if category == "M" and within:
+            words[-1] += char
+        elif category not in "LN":
+            within = ""
+        elif is_unspaced(char):
+            words.append(char)
+            within = "character"
+        elif within == "run":
+            words[-1] += char
+        else:
+            words.append(char)
+            within = "run"
+    return words
 
 
 def contains_whole(text: str, wanted: str) -> bool:
