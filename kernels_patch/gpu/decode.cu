@@ -6,8 +6,10 @@
 // exp(score - running max) and divided by the partition's sum once, at the partition's end.
 //
 // Work: all tiles of 32 tokens of all (request, KV head) pairs lie on one line, b outermost, and
-// CTA i of n takes tiles [i T/n, (i+1) T/n): every SM gets the same bytes whatever the batch. What
-// one CTA has of one pair is a partition. The last CTA to finish a pair merges its partitions.
+// every CTA takes the same number of neighbours: every SM gets the same bytes whatever the batch.
+// What one CTA has of one pair is a partition. When all of a pair's partitions are written, each of
+// its CTAs merges its share of the output: one launch, and no CTA reads all the partitions. They
+// wait for each other, so the launch is cooperative: all CTAs are resident or the launch fails.
 //
 // Inside a CTA one warp issues bulk copies of whole units (16 tokens, layout.py) into a ring of
 // stages; each team of ROW_BLOCKS warps takes every TEAMS-th tile and needs no other team until the
@@ -57,7 +59,7 @@ struct Arguments {
     const int *seq_lens;      // [B], the queries included
     float *partial;           // [2 * gridDim.x, ROWS, HEAD_DIM]
     float *partial_lse;       // [2 * gridDim.x, ROWS], base 2
-    int *arrived;             // [B * HKV], zero before and after
+    int *arrived;             // [B * HKV, 2], zero before and after: partitions written, merged
     u64 *ticks;               // counts launches; may be null
     i64 block_stride, head_stride;  // bytes
     i64 q_stride, out_stride;       // elements from token to token
@@ -148,19 +150,19 @@ __device__ __forceinline__ int tiles_of(int seq_len) {
 
 // Where a CTA stands on the line of tiles. Every warp keeps its own copy.
 struct Walk {
-    int ctas, total, left;              // CTAs with work; tiles on the line; tiles left to this CTA
-    int b, h, seq_len, tiles, tile;     // the pair, its tiles, the next tile of it
-    int first;                          // line position of the pair's tile 0
+    int chunk, left;          // tiles of a CTA; those still to come, the present pair's included
+    int b, h, seq_len, tiles; // the pair and its tiles
+    int first, tile;          // line position of its tile 0; the next tile of it
 
     __device__ bool start(const Arguments &a, int lane) {
-        int sum = 0;
-        for (int i = lane; i < a.batch; i += 32) sum += tiles_of(a.seq_lens[i]);
-        for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
-        total = sum * a.kv_heads;
-        ctas = min(static_cast<int>(gridDim.x), max(1, total / a.least_tiles));
-        if (static_cast<int>(blockIdx.x) >= ctas || total == 0) return false;
-        int begin = static_cast<i64>(blockIdx.x) * total / ctas;
-        left = static_cast<int>((blockIdx.x + 1ll) * total / ctas) - begin;
+        int total = 0;
+        for (int i = lane; i < a.batch; i += 32) total += tiles_of(a.seq_lens[i]);
+        for (int d = 16; d; d /= 2) total += __shfl_xor_sync(~0u, total, d);
+        total *= a.kv_heads;
+        chunk = max(a.least_tiles, (total + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+        const int begin = blockIdx.x * chunk;
+        left = min(chunk, total - begin);
+        if (left <= 0) return false;
         int before = 0;
         for (int b0 = 0;; b0 += 32) {
             int n = b0 + lane < a.batch ? tiles_of(a.seq_lens[b0 + lane]) : 0;
@@ -199,9 +201,8 @@ struct Walk {
         }
         return true;
     }
-    __device__ int owner(int position) const {  // the CTA that has this tile of the line
-        return static_cast<int>(((position + 1ll) * ctas - 1) / total);
-    }
+    __device__ int first_cta() const { return first / chunk; }
+    __device__ int last_cta() const { return (first + tiles - 1) / chunk; }
 };
 
 // The ring's state as producer and teams count it.
@@ -269,7 +270,7 @@ struct Rows {
                 }
             amax = over_lanes_max(amax);
             float scale = amax / 127.0f;
-            float inverse = amax > LEAST_AMAX ? 127.0f / amax : 0.0f;
+            float divisor = scale > 0 ? scale : 1.0f;
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 64; ++i)
 #pragma unroll
@@ -277,8 +278,8 @@ struct Rows {
                     const u32 words[4] = {raw[i][s].x, raw[i][s].y, raw[i][s].z, raw[i][s].w};
                     float x[8];
                     for (int e = 0; e < 4; ++e) {
-                        x[2 * e] = fmaf(from_16(words[e]), inverse, MAGIC_F);
-                        x[2 * e + 1] = fmaf(from_16(words[e] >> 16), inverse, MAGIC_F);
+                        x[2 * e] = __fdiv_rn(from_16(words[e]), divisor) + MAGIC_F;
+                        x[2 * e + 1] = __fdiv_rn(from_16(words[e] >> 16), divisor) + MAGIC_F;
                     }
                     q[i][s][r] = pack4(x[0], x[1], x[2], x[3]);
                     q[i][s][R + r] = pack4(x[4], x[5], x[6], x[7]);
@@ -292,9 +293,8 @@ struct Rows {
             for (int c = 0; c < 2 * R; ++c) out[n][c] = 0;
     }
 
-    // One tile. visible[r]: tokens of the tile that the row may see (32 or more: all).
-    template <bool MASKED>
-    __device__ void tile(u32 stage, int g, int t, const int (&visible)[R]) {
+    // One tile. visible[r]: tokens of it that the row may see, looked at only where masked is true.
+    __device__ void tile(u32 stage, int g, int t, bool masked, const int (&visible)[R]) {
         u32 k_at = stage + (g / 4 ? SECOND_UNIT : 0) + (g / 2 % 2 * 8 + g % 2) * 64 + t * 16;
         u32 unit_at = stage + (t / 2 ? SECOND_UNIT : 0);
         int score[4][4] = {};
@@ -322,15 +322,16 @@ struct Rows {
         float w_scale[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-            float s[8], peak = MINUS_INFINITY;
-            for (int e = 0; e < 8; ++e) {
-                s[e] = __int2float_rn(score[e / 2][2 * r + e % 2]) * k_scale[e];
-                if (MASKED && 8 * t + e >= visible[r]) s[e] = MINUS_INFINITY;
-                peak = fmaxf(peak, s[e]);
-            }
+            float s[8], weight[8], peak = MINUS_INFINITY, amax = 0;
+            for (int e = 0; e < 8; ++e) s[e] = __int2float_rn(score[e / 2][2 * r + e % 2]) * k_scale[e];
+            if (masked)
+                for (int e = 0; e < 8; ++e)
+                    if (8 * t + e >= visible[r]) s[e] = MINUS_INFINITY;
+            for (int e = 0; e < 8; ++e) peak = fmaxf(peak, s[e]);
+            // fmaxf drops the NaN of -inf * 0: a row of zeros that sees nothing.
             float new_max = fmaxf(max[r], over_lanes_max(peak) * q_scale[r]);
-            // A row that sees nothing yet keeps max -inf; subtracting 0 then still gives exp2(-inf).
-            float base = MASKED && new_max == MINUS_INFINITY ? 0.0f : new_max;
+            // A row that has seen nothing keeps max -inf; minus 0, its p are still exp2(-inf).
+            float base = new_max == MINUS_INFINITY ? 0.0f : new_max;
             float keep = exp2_fast(max[r] - base);
             max[r] = new_max;
             if (__any_sync(~0u, keep != 1.0f)) {
@@ -341,12 +342,15 @@ struct Rows {
                     out[n][2 * r + 1] *= keep;
                 }
             }
-            float weight[8], amax = 0;
             for (int e = 0; e < 8; ++e) {
-                float p = exp2_fast(fmaf(s[e], q_scale[r], -base));
-                if (MASKED && 8 * t + e >= visible[r]) p = 0;  // q_scale 0 makes -inf * 0 a NaN
-                sum[r] += p;
-                weight[e] = MASKED && p == 0 ? 0 : p * v_scale[e];  // a free slot's scale may be NaN
+                s[e] = exp2_fast(fmaf(s[e], q_scale[r], -base));
+                weight[e] = s[e] * v_scale[e];
+            }
+            if (masked)  // once more: q_scale 0 made them NaN, and a free slot's scale may be NaN
+                for (int e = 0; e < 8; ++e)
+                    if (8 * t + e >= visible[r]) s[e] = weight[e] = 0;
+            for (int e = 0; e < 8; ++e) {
+                sum[r] += s[e];
                 amax = fmaxf(amax, weight[e]);
             }
             amax = over_lanes_max(amax);
@@ -369,13 +373,29 @@ struct Rows {
     }
 };
 
-// The end of a partition: teams are merged in shared memory, then the pair's partitions in global.
-__device__ void finish(const Arguments &a, const Walk &walk, Rows &rows, char *shared, int team,
-                       int row_block, int g, int t) {
+// A partition that other CTAs have parts of too, until its pair is merged.
+struct Pending {
+    int pair, first_cta, n;  // n CTAs, this one among them
+    unsigned short *out;
+};
+
+__device__ __forceinline__ void store_out(unsigned short *out, i64 stride, int row, int dim, float4 o) {
+    *reinterpret_cast<uint2 *>(out + row / GROUP * stride + row % GROUP * HEAD_DIM + dim) =
+        make_uint2(to_16x2(o.x, o.y), to_16x2(o.z, o.w));
+}
+
+// Where CTA c keeps its partition of a pair: it has two at most, one that starts in another CTA and
+// one that ends in another.
+__device__ __forceinline__ i64 slot_row(int cta, int first_cta, int row) {
+    return static_cast<i64>(2 * cta + (cta == first_cta)) * ROWS + row;
+}
+
+// The end of a partition: the teams are merged in shared memory. Writes the output when the
+// partition is all of its pair (false), else the partition for merge_pair (true).
+__device__ bool end_partition(const Arguments &a, const Walk &walk, const Rows &rows, char *shared,
+                              int team, int row_block, int g, int t, Pending &pending) {
     float *part = reinterpret_cast<float *>(shared + PART_OFFSET);
     float2 *stat = reinterpret_cast<float2 *>(shared + STAT_OFFSET);
-    int *last = reinterpret_cast<int *>(shared + BARRIER_OFFSET + 16 * STAGES);
-    const int thread = threadIdx.x;
     for (int r = 0; r < R; ++r) {
         int row = team * ROWS_PADDED + row_block * ROWS_A_WARP + r * 8 + g;
         float sum = rows.sum[r];
@@ -388,12 +408,11 @@ __device__ void finish(const Arguments &a, const Walk &walk, Rows &rows, char *s
                 make_float2(rows.out[n][2 * r], rows.out[n][2 * r + 1]);
     }
     consumers_sync();
-    const int first = walk.owner(walk.first), final = walk.owner(walk.first + walk.tiles - 1);
-    const int cta = blockIdx.x;
-    const int slot = 2 * cta + (cta == first);
-    unsigned short *out = a.out + static_cast<i64>(walk.b) * Q_LEN * a.out_stride +
-                          walk.h * GROUP * HEAD_DIM;
-    for (int i = thread; i < ROWS * HEAD_DIM / 4; i += WARPS * 32) {
+    pending.pair = walk.b * a.kv_heads + walk.h;
+    pending.first_cta = walk.first_cta();
+    pending.n = walk.last_cta() - pending.first_cta + 1;
+    pending.out = a.out + static_cast<i64>(walk.b) * Q_LEN * a.out_stride + walk.h * GROUP * HEAD_DIM;
+    for (int i = threadIdx.x; i < ROWS * HEAD_DIM / 4; i += WARPS * 32) {
         int row = i / (HEAD_DIM / 4), dim = i % (HEAD_DIM / 4) * 4;
         float peak = MINUS_INFINITY;
         for (int m = 0; m < TEAMS; ++m) peak = fmaxf(peak, stat[m * ROWS_PADDED + row].x);
@@ -408,62 +427,64 @@ __device__ void finish(const Arguments &a, const Walk &walk, Rows &rows, char *s
         }
         float inverse = total > 0 ? 1.0f / total : 0.0f;
         o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
-        if (first == final) {
-            *reinterpret_cast<uint2 *>(out + row / GROUP * a.out_stride + row % GROUP * HEAD_DIM + dim) =
-                make_uint2(to_16x2(o.x, o.y), to_16x2(o.z, o.w));
+        if (pending.n == 1) {
+            store_out(pending.out, a.out_stride, row, dim, o);
         } else {
-            i64 at = static_cast<i64>(slot) * ROWS + row;
+            i64 at = slot_row(blockIdx.x, pending.first_cta, row);
             __stcg(reinterpret_cast<float4 *>(a.partial + at * HEAD_DIM + dim), o);
-            if (dim == 0) __stcg(a.partial_lse + at, peak + log2f(total));  // -inf when it saw nothing
+            if (dim == 0) __stcg(a.partial_lse + at, peak + log2f(total));  // -inf: it saw nothing
         }
     }
-    if (first == final) {
-        consumers_sync();  // part is free again
-        return;
+    if (pending.n > 1) __threadfence();
+    consumers_sync();  // all is written, and part is free again
+    if (pending.n > 1 && threadIdx.x == 0) atomicAdd(a.arrived + 2 * pending.pair, 1);
+    return pending.n > 1;
+}
+
+// This CTA's share of a pair's output, once all of the pair's partitions are there. Eight lanes
+// share four dimensions of a row and take every eighth partition each.
+__device__ void merge_pair(const Arguments &a, const Pending &pending) {
+    int *written = a.arrived + 2 * pending.pair, *merged = written + 1;
+    const int n = pending.n;
+    if (threadIdx.x == 0) {
+        int count;
+        do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(count) : "l"(written) : "memory");
+        while (count < n);
     }
-    __threadfence();
     consumers_sync();
-    if (thread == 0) {
-        int *arrived = a.arrived + walk.b * a.kv_heads + walk.h;
-        *last = atomicAdd(arrived, 1) == final - first;
-        if (*last) *arrived = 0;  // ready for the next launch
-    }
-    consumers_sync();
-    if (!*last) return;
-    __threadfence();
-    const int n = final - first + 1, lane = thread % 32;
-    float *share = part;  // [ROWS, n]
-    for (int row = thread / 32; row < ROWS; row += WARPS) {
+    constexpr int QUADS = ROWS * HEAD_DIM / 4;
+    const int share = (QUADS + n - 1) / n, lane = threadIdx.x % 8;
+    const int begin = (blockIdx.x - pending.first_cta) * share, end = min(QUADS, begin + share);
+    for (int i = begin + threadIdx.x / 32 * 4; i < end; i += WARPS * 4) {
+        const int quad = min(i + static_cast<int>(threadIdx.x) % 32 / 8, end - 1);
+        const int row = quad / (HEAD_DIM / 4), dim = quad % (HEAD_DIM / 4) * 4;
         float peak = MINUS_INFINITY, total = 0;
-        for (int p = lane; p < n; p += 32)
-            peak = fmaxf(peak, __ldcg(a.partial_lse + static_cast<i64>(2 * (first + p) + (p == 0)) * ROWS + row));
-        for (int d = 16; d; d /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, d));
-        for (int p = lane; p < n; p += 32) {
-            float e = exp2_fast(
-                __ldcg(a.partial_lse + static_cast<i64>(2 * (first + p) + (p == 0)) * ROWS + row) - peak);
-            share[row * n + p] = e;
-            total += e;
-        }
-        for (int d = 16; d; d /= 2) total += __shfl_xor_sync(~0u, total, d);
-        __syncwarp();
-        for (int p = lane; p < n; p += 32) share[row * n + p] *= 1.0f / total;
-    }
-    consumers_sync();
-    for (int i = thread; i < ROWS * HEAD_DIM / 4; i += WARPS * 32) {
-        int row = i / (HEAD_DIM / 4), dim = i % (HEAD_DIM / 4) * 4;
-        const float *from = a.partial + row * HEAD_DIM + dim;
         float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll 16
-        for (int p = 0; p < n; ++p) {
-            i64 slot_of_p = 2 * (first + p) + (p == 0);
-            float4 v = __ldcg(reinterpret_cast<const float4 *>(from + slot_of_p * ROWS * HEAD_DIM));
-            float s = share[row * n + p];
-            o.x += s * v.x, o.y += s * v.y, o.z += s * v.z, o.w += s * v.w;
+#pragma unroll 5
+        for (int p = lane; p < n; p += 8) {
+            i64 at = slot_row(pending.first_cta + p, pending.first_cta, row);
+            float lse = __ldcg(a.partial_lse + at);
+            float4 v = __ldcg(reinterpret_cast<const float4 *>(a.partial + at * HEAD_DIM + dim));
+            float new_peak = fmaxf(peak, lse), base = new_peak == MINUS_INFINITY ? 0.0f : new_peak;
+            float keep = exp2_fast(peak - base), e = exp2_fast(lse - base);
+            peak = new_peak;
+            total = total * keep + e;
+            o.x = o.x * keep + e * v.x, o.y = o.y * keep + e * v.y;
+            o.z = o.z * keep + e * v.z, o.w = o.w * keep + e * v.w;
         }
-        *reinterpret_cast<uint2 *>(out + row / GROUP * a.out_stride + row % GROUP * HEAD_DIM + dim) =
-            make_uint2(to_16x2(o.x, o.y), to_16x2(o.z, o.w));
+        float top = peak;
+        for (int d = 4; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+        float keep = exp2_fast(peak - top);  // some partition saw the row's own token: top is finite
+        float sums[5] = {total * keep, o.x * keep, o.y * keep, o.z * keep, o.w * keep};
+        for (float &sum : sums)
+            for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+        float inverse = 1.0f / sums[0];
+        if (lane == 0)
+            store_out(pending.out, a.out_stride, row, dim,
+                      make_float4(sums[1] * inverse, sums[2] * inverse, sums[3] * inverse, sums[4] * inverse));
     }
-    consumers_sync();
+    // Nobody looks at the counters again once all n have come here: ready for the next launch.
+    if (threadIdx.x == 0 && atomicAdd(merged, 1) == n - 1) *written = *merged = 0;
 }
 
 extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 1)
@@ -491,6 +512,8 @@ int8_decode(const __grid_constant__ Arguments a) {
     Walk walk;
     if (!walk.start(a, lane)) return;
     int k = 0;  // tiles of this CTA before the present partition
+    Pending pending[2];
+    int n_pending = 0;
     do {
         Rows rows;
         rows.load(a, walk.b, walk.h, row_block, g, t);
@@ -502,15 +525,16 @@ int8_decode(const __grid_constant__ Arguments a) {
                 int position = (row_block * ROWS_A_WARP + r * 8 + g) / GROUP;
                 visible[r] = walk.seq_len - (Q_LEN - 1 - min(position, Q_LEN - 1)) - tile * TILE_TOKENS;
             }
+            const bool masked = (tile + 1) * TILE_TOKENS > walk.seq_len - (Q_LEN - 1);
             barrier_wait(ring.full_bar(i), Ring::phase(i));
-            if ((tile + 1) * TILE_TOKENS > walk.seq_len - (Q_LEN - 1))
-                rows.tile<true>(ring.stage(i), g, t, visible);
-            else
-                rows.tile<false>(ring.stage(i), g, t, visible);
+            rows.tile(ring.stage(i), g, t, masked, visible);
             __syncwarp();
             if (lane == 0) barrier_arrive(ring.empty_bar(i));
         }
         k += end - walk.tile;
-        finish(a, walk, rows, shared, team, row_block, g, t);
+        // The first partition may belong to CTAs before, the last one to CTAs after; both wait until
+        // this CTA has no work left that another one could be waiting for.
+        if (end_partition(a, walk, rows, shared, team, row_block, g, t, pending[n_pending])) ++n_pending;
     } while (walk.next(a));
+    for (int i = 0; i < n_pending; ++i) merge_pair(a, pending[i]);
 }

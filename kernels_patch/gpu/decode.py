@@ -23,6 +23,7 @@ MAX_Q_LEN = 8
 MAX_ROWS = 64  # query positions times heads of a group: four warps of 16 rows
 SHARED_BYTES = 227 * 1024  # what one CTA of an SM 9.0 can have
 MAX_STAGES = 24
+MAX_WARPS = 8  # that still have registers for 16 rows each
 _SOURCE = Path(__file__).with_name("decode.cu")
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1}
 
@@ -98,7 +99,7 @@ class DecodeWorkspace:
         slots = 2 * self.ctas
         self.partial = torch.empty(slots * rows * head_dim, dtype=torch.float32, device=device)
         self.lse = torch.empty(slots * rows, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(max_batch * kv_heads, dtype=torch.int32, device=device)
+        self.arrived = torch.zeros(2 * max_batch * kv_heads, dtype=torch.int32, device=device)
 
     @property
     def n_bytes(self) -> int:
@@ -136,7 +137,7 @@ def int8_decode(
     slots = 2 * workspace.ctas * shape.rows
     if slots * head_dim > workspace.partial.numel() or slots > workspace.lse.numel():
         raise ValueError(f"the workspace is too small for {shape.rows} rows of {head_dim}")
-    if batch * kv_heads > workspace.arrived.numel():
+    if 2 * batch * kv_heads > workspace.arrived.numel():
         raise ValueError(f"the workspace is too small for a batch of {batch}")
     tuning = tuning or decode_tuning(shape.rows, head_dim)
     arguments = _Arguments(
@@ -161,28 +162,22 @@ def int8_decode(
     )
     kernel = _kernel(shape, tuning.teams, q.device.index)
     threads = 32 * (shape.row_blocks * tuning.teams + 1)
-    # A CTA that merges keeps one weight for each row and partition where its teams' outputs were.
-    grid = min(workspace.ctas, tuning.teams * (head_dim + 8))
-    kernel.launch(grid, threads, arguments, torch.cuda.current_stream(q.device).cuda_stream)
+    stream = torch.cuda.current_stream(q.device).cuda_stream
+    kernel.launch_cooperative(workspace.ctas, threads, arguments, stream)
 
 
 @cache
 def _kernel(shape: DecodeShape, teams: int, device: int) -> nvrtc.Kernel:
     stages = shape.stages(teams)
-    if stages < 2:
-        raise ValueError(f"{teams} teams of {shape} leave no shared memory for the ring")
-    return nvrtc.load(
-        _SOURCE,
-        "int8_decode",
-        definitions(shape, teams),
-        shape.shared_bytes(teams, stages),
-        "sm_90",
-    )
+    return nvrtc.load(build(shape, teams), "int8_decode", shape.shared_bytes(teams, stages))
 
 
-def definitions(shape: DecodeShape, teams: int) -> dict[str, int]:
-    """The constants that decode.cu is compiled with."""
-    return {
+def build(shape: DecodeShape, teams: int) -> nvrtc.Build:
+    """What decode.cu is compiled with; raises ValueError when it cannot fit into an SM."""
+    stages = shape.stages(teams)
+    if stages < 2 or teams * shape.row_blocks > MAX_WARPS:
+        raise ValueError(f"{teams} teams of {shape.row_blocks} warps do not fit into one SM")
+    definitions = {
         "HEAD_DIM": shape.head_dim,
         "GROUP": shape.group,
         "Q_LEN": shape.q_len,
@@ -190,9 +185,10 @@ def definitions(shape: DecodeShape, teams: int) -> dict[str, int]:
         "ROWS_A_WARP": shape.rows_a_warp,
         "ROW_BLOCKS": shape.row_blocks,
         "TEAMS": teams,
-        "STAGES": shape.stages(teams),
+        "STAGES": stages,
         "FP16": int(shape.fp16),
     }
+    return nvrtc.Build(_SOURCE, tuple(definitions.items()))
 
 
 def _check(

@@ -7,8 +7,10 @@ Constants are given as ``-D`` definitions; a compiled kernel is kept for the lif
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ class Kernel:
         self._function = _checked(
             driver.cuModuleGetFunction(self._module, name.encode()), f"finding {name}"
         )
+        self._name = name
         self._shared_bytes = shared_bytes
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(
@@ -34,42 +37,65 @@ class Kernel:
             f"reserving {shared_bytes} bytes of shared memory for {name}",
         )
 
-    def launch(self, grid: int, threads: int, arguments: ctypes.Structure, stream: int) -> None:
-        """Launch on ``stream`` (a raw handle); ``arguments`` is the kernel's only parameter."""
+    def launch_cooperative(
+        self, grid: int, threads: int, arguments: ctypes.Structure, stream: int
+    ) -> None:
+        """Launch on ``stream`` (a raw handle) with all CTAs resident, or raise CudaError.
+
+        ``arguments`` is the kernel's only parameter.
+        """
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         _checked(
-            driver.cuLaunchKernel(
+            driver.cuLaunchCooperativeKernel(
                 self._function, grid, 1, 1, threads, 1, 1, self._shared_bytes, stream,
-                ctypes.addressof(pointers), 0,
+                ctypes.addressof(pointers),
             ),
-            "launching",
+            f"launching {self._name}",
         )  # fmt: skip
 
 
-@cache
-def compile_cubin(path: Path, definitions: tuple[tuple[str, int], ...], arch: str) -> bytes:
-    """The machine code of ``path`` for ``arch`` (``sm_90``); raises CudaError with the log."""
-    source = path.read_bytes()
+@dataclass(frozen=True)
+class Build:
+    """One compilation: ``path`` with ``definitions`` for ``arch`` (``sm_90``)."""
+
+    path: Path
+    definitions: tuple[tuple[str, int], ...]
+    arch: str = "sm_90"
+
+
+_cubins: dict[Build, bytes] = {}
+
+
+def compile_all(builds: Iterable[Build]) -> None:
+    """Compile what is not compiled yet, in parallel processes (a kernel takes some 4 s)."""
+    missing = list(dict.fromkeys(build for build in builds if build not in _cubins))
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        _cubins.update(zip(missing, pool.map(_compile, missing), strict=True))
+
+
+def load(build: Build, name: str, shared_bytes: int) -> Kernel:
+    """Compile (once a process) and load function ``name`` into the current context."""
+    if build not in _cubins:
+        _cubins[build] = _compile(build)
+    return Kernel(_cubins[build], name, shared_bytes)
+
+
+def _compile(build: Build) -> bytes:
+    name = build.path.name
     program = _checked(
-        nvrtc.nvrtcCreateProgram(source, path.name.encode(), 0, [], []), f"reading {path.name}"
+        nvrtc.nvrtcCreateProgram(build.path.read_bytes(), name.encode(), 0, [], []),
+        f"reading {name}",
     )
-    options = [b"-std=c++17", f"--gpu-architecture={arch}".encode()]
-    options += [f"-D{name}={value}".encode() for name, value in definitions]
+    options = [b"-std=c++17", f"--gpu-architecture={build.arch}".encode()]
+    options += [f"-D{key}={value}".encode() for key, value in build.definitions]
     outcome = nvrtc.nvrtcCompileProgram(program, len(options), options)
     if outcome[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program), "reading the log's size")
         _checked(nvrtc.nvrtcGetProgramLog(program, log), "reading the log")
-        raise CudaError(f"{path.name} does not compile with {definitions}:\n{log.decode()}")
+        raise CudaError(f"{name} does not compile with {build.definitions}:\n{log.decode()}")
     cubin = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program), "reading the code's size")
     _checked(nvrtc.nvrtcGetCUBIN(program, cubin), "reading the code")
     return cubin
-
-
-def load(
-    path: Path, name: str, definitions: Mapping[str, int], shared_bytes: int, arch: str
-) -> Kernel:
-    """Compile (once a process) and load ``name`` of ``path`` into the current context."""
-    return Kernel(compile_cubin(path, tuple(definitions.items()), arch), name, shared_bytes)
 
 
 def _checked(outcome: tuple[Any, ...], doing: str) -> Any:
