@@ -54,12 +54,17 @@ class HotpotQA(Task):
         write = _write_bridge if self.check_kind(kind) == "bridge" else _write_comparison
         question, answer, gold = write(corpus)
         n_distractors = max(2, min(words // _PASSAGE_WORDS, _MAX_PASSAGES) - len(gold))
-        # Other people and agencies in the same words as the gold passages: only names tell apart.
         passages: list[tuple[str, str]] = []
         while len(passages) < n_distractors:
+            # A third tells of other people and agencies in the same words as the gold passages, so
+            # that only names tell them apart; the rest is about towns.
             person, agency = corpus.person(), corpus.agency()
-            passages.append((person, _describe_person(corpus, person, agency)[0]))
+            passages.append((person, _describe_person(corpus, person, agency)))
             passages.append((agency, _describe_agency(corpus, agency)[0]))
+            for town in (corpus.town() for _ in range(4)):
+                passages.append((town, f"{town} makes {corpus.goods()} and {corpus.goods()}."))
+        passages = passages[:n_distractors]
+        corpus.rng.shuffle(passages)
         # The second gold passage lies half a context away from the first.
         for passage, where in zip(gold, (depth, (depth + 0.5) % 1.0), strict=True):
             passages.insert(round(where * len(passages)), passage)
@@ -98,7 +103,7 @@ def compute_hotpotqa_f1(prediction: str, reference: str) -> float:
 
 def _write_bridge(corpus: Corpus) -> tuple[str, str, list[tuple[str, str]]]:
     person, agency = corpus.person(), corpus.agency()
-    about_person, _ = _describe_person(corpus, person, agency)
+    about_person = _describe_person(corpus, person, agency)
     about_agency, town, year = _describe_agency(corpus, agency)
     question, answer = corpus.rng.choice(
         [
@@ -125,13 +130,11 @@ def _write_comparison(corpus: Corpus) -> tuple[str, str, list[tuple[str, str]]]:
     return question, answer, [(first, about_first), (second, about_second)]
 
 
-def _describe_person(corpus: Corpus, person: str, agency: str) -> tuple[str, str]:
-    town = corpus.town()
-    text = (
-        f"{person} is a {corpus.job()} who was born in {town}. "
+def _describe_person(corpus: Corpus, person: str, agency: str) -> str:
+    return (
+        f"{person} is a {corpus.job()} who was born in {corpus.town()}. "
         f"{person} directs the {agency} and has written about {corpus.goods()}."
     )
-    return text, town
 
 
 def _describe_agency(corpus: Corpus, agency: str) -> tuple[str, str, int]:
