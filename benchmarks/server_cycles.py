@@ -25,13 +25,13 @@ from evalgate.server import LaunchPlan, Server
 STUB_FOLDER = Path(__file__).resolve().parent.parent / "tests" / "evalgate"
 
 
-def count_all() -> dict[str, int]:
+def count_all(folder: str) -> dict[str, int]:
     me = psutil.Process()
     return {
         "processes": len(me.children(recursive=True)),
         "sockets": sum(c.status == psutil.CONN_LISTEN for c in me.net_connections("tcp")),
         "files": me.num_fds(),
-        "folders": len(list(Path(tempfile.gettempdir()).glob("evalgate-server-*"))),
+        "folders": len(list(Path(folder).glob("evalgate-server-*"))),
     }
 
 
@@ -41,14 +41,18 @@ def main() -> None:
     args = parser.parse_args()
     starts_s, stops_s, ports = [], [], set()
     with tempfile.TemporaryDirectory() as folder:
-        before = count_all()
+        before = count_all(folder)
         for cycle in range(args.cycles):
             plan = LaunchPlan(
                 arm="stub",
                 block=cycle,
                 python=sys.executable,
                 args=[],
-                env={"PYTHONPATH": str(STUB_FOLDER), "STUB_MODE": "children" if cycle % 2 else ""},
+                env={
+                    "PYTHONPATH": str(STUB_FOLDER),
+                    "STUB_MODE": "children" if cycle % 2 else "",
+                    "TMPDIR": folder,  # apart from those of other servers on this machine
+                },
                 model_path="m",
                 model_name="m",
                 log_path=Path(folder, f"{cycle}.log"),
@@ -61,7 +65,7 @@ def main() -> None:
             begun = time.monotonic()
             server.stop()
             stops_s.append(time.monotonic() - begun)
-        after = count_all()
+        after = count_all(folder)
     listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == "LISTEN"}
     leaked = {key: after[key] - before[key] for key in before} | {"ports": len(ports & listening)}
     print(f"{'':10s}{'median s':>10s}{'max s':>10s}")
