@@ -41,6 +41,7 @@ def main() -> None:
     args = parser.parse_args()
     starts_s, stops_s, ports = [], [], set()
     with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder  # apart from the folders of other servers on this machine
         before = count_all(folder)
         for cycle in range(args.cycles):
             plan = LaunchPlan(
@@ -51,7 +52,6 @@ def main() -> None:
                 env={
                     "PYTHONPATH": str(STUB_FOLDER),
                     "STUB_MODE": "children" if cycle % 2 else "",
-                    "TMPDIR": folder,  # apart from those of other servers on this machine
                 },
                 model_path="m",
                 model_name="m",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -78,6 +80,7 @@ class Server:
         self.cold_start_s: float | None = None
         self._supervisor = supervisor
         self._log_start = 0
+        self._folder: str | None = None
         self._noted: set[psutil.Process] = set()
         self._engines: set[psutil.Process] = set()
         self._stopped = False
@@ -108,7 +111,6 @@ class Server:
     @classmethod
     def _spawn(cls, plan: LaunchPlan, port: int) -> Server:
         env = {**os.environ, **plan.env, OWNER_VARIABLE: build_owner()}
-        command = [sys.executable, "-I", str(SUPERVISOR), str(STOP_GRACE_S)]
         try:
             log = open(plan.log_path, "ab")  # noqa: SIM115 closed below, the child keeps its own
         except OSError as exc:
@@ -118,8 +120,11 @@ class Server:
             ) from None
         with log:
             log_start = log.seek(0, os.SEEK_END)
+            # Empty, as `python -m` makes the current folder importable.
+            folder = tempfile.mkdtemp(prefix="evalgate-server-")
+            watch = [sys.executable, "-I", str(SUPERVISOR), str(STOP_GRACE_S), folder]
             supervisor = subprocess.Popen(
-                [*command, *_build_command(plan, port)],
+                [*watch, *_build_command(plan, port)],
                 env=env,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -127,7 +132,7 @@ class Server:
                 start_new_session=True,
             )
         server = cls(plan, port, supervisor)
-        server._log_start = log_start
+        server._log_start, server._folder = log_start, folder
         return server
 
     def __enter__(self) -> Server:
@@ -176,6 +181,8 @@ class Server:
         deadline = time.monotonic() + LAST_S
         while any(map(_is_alive, self._noted)) and time.monotonic() < deadline:
             time.sleep(POLL_S)
+        if self._folder is not None:  # still there when the supervisor was killed
+            shutil.rmtree(self._folder, ignore_errors=True)
         left = [process.pid for process in self._noted if _is_alive(process)]
         if left:
             raise ServerError(f"{self._name} left processes that will not end: {left}: kill them")

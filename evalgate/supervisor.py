@@ -1,11 +1,11 @@
 """The small process between evalgate and one server, so that no server outlives evalgate.
 
-Started as ``python supervisor.py GRACE_S COMMAND...`` in a session of its own, with a pipe as
-standard input that evalgate never writes to. It runs COMMAND in an empty folder and waits for the
-first of: the command ends; the pipe closes, because evalgate asked or is gone, SIGKILL included;
-a SIGTERM. Then it ends every process that came from the command. Orphans of a killed server come
-back to it as their reaper (Linux), so a detached engine process cannot hide. It exits with the
-command's status, 128 + n for a signal n.
+Started as ``python supervisor.py GRACE_S FOLDER COMMAND...`` in a session of its own, with a pipe
+as standard input that evalgate never writes to. It runs COMMAND in FOLDER and waits for the first
+of: the command ends; the pipe closes, because evalgate asked or is gone, SIGKILL included;
+a SIGTERM. Then it ends every process that came from the command, and removes FOLDER. Orphans of a
+killed server come back to it as their reaper (Linux), so a detached engine process cannot hide. It
+exits with the command's status, 128 + n for a signal n.
 
 Imports nothing of evalgate: it is run by path.
 """
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import ctypes
 import select
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import psutil
@@ -28,19 +28,20 @@ LAST_S = 5.0
 
 
 def main() -> int:
-    grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    grace_s, folder, command = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
     become_reaper()
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopping.append(number))
-    # Empty, as `python -m` makes the current folder importable.
-    with tempfile.TemporaryDirectory(prefix="evalgate-server-") as folder:
+    try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=folder)
         while child.poll() is None and not stopping:
             if select.select([sys.stdin], [], [], POLL_S)[0]:
                 break
         end_child(child, grace_s)
         end_rest()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

@@ -64,6 +64,12 @@ def find_tree(server: Server) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def find_folder(tmp_path: Path) -> Path:
+    """Where the stub says that it runs."""
+    log = (tmp_path / "server-baseline-0.log").read_text()
+    return Path(log.split("started in ")[1].strip())
+
+
 def wait_for_death(server: Server) -> str:
     """What check_alive says once it notices, seconds at most."""
     deadline = time.monotonic() + 10
@@ -94,9 +100,7 @@ def test_a_launched_server_answers_and_ends_with_its_block(tmp_path: Path) -> No
 
 def test_it_runs_in_an_empty_folder_that_goes_with_it(tmp_path: Path) -> None:
     with Server.launch(make_plan(tmp_path)):
-        folder = Path(
-            (tmp_path / "server-baseline-0.log").read_text().split("started in ")[1].strip()
-        )
+        folder = find_folder(tmp_path)
         assert list(folder.iterdir()) == []
     assert not folder.exists()
 
@@ -130,6 +134,7 @@ def test_killing_the_supervisor_leaves_nothing_after_stop(tmp_path: Path) -> Non
     assert "exit status -9" in wait_for_death(server)
     server.stop()
     assert not any(map(server_module._is_alive, tree))
+    assert not find_folder(tmp_path).exists()
 
 
 LAUNCHER = """
