@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from evalgate import __version__
@@ -61,7 +61,7 @@ def render_html(verdict: Verdict, context: Context | None = None) -> str:
     check_verdict(verdict)
     status = STATUSES[verdict["status"]]
     rules = [describe_rule(rule, status.key) for rule in verdict["rules"]]
-    return _template().render(
+    return load_template("page.html.j2").render(
         title=printable(context.title) if context else "",
         status=status,
         invalid_reasons=verdict["invalid_reasons"],
@@ -79,7 +79,8 @@ def render_html(verdict: Verdict, context: Context | None = None) -> str:
     )
 
 
-def _template() -> Any:
+def load_template(name: str) -> Template:
+    """A page's template, with everything escaped and undefined names refused."""
     environment = Environment(
         loader=PackageLoader("evalgate.report", ""),
         autoescape=True,
@@ -94,7 +95,7 @@ def _template() -> Any:
         "task_n": format_task_n,
         "absent": lambda value: ABSENT if value is None else value,
     }
-    return environment.get_template("page.html.j2")
+    return environment.get_template(name)
 
 
 def _build_forests(rules: list[Rule], overall: str) -> list[Forest]:

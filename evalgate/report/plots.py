@@ -24,6 +24,7 @@ from evalgate.report.words import (
     format_ms,
     is_better_upwards,
 )
+from evalgate.trend import Series
 
 LEFT, RIGHT = 3.0, 97.0  # percent of the width that a plot without a left-hand scale uses
 Y_LEFT = 11.0  # where one with a left-hand scale begins
@@ -199,6 +200,35 @@ def draw_lengths(points: Sequence[LengthPoint]) -> Figure | None:
         f"{n_same:,} of {n_pairs:,} pairs have the same number of output tokens; in all "
         f"{totals[0]:,} (baseline) and {totals[1]:,} (candidate).",
     )
+
+
+def draw_nights(series: Series, names: Sequence[str], pinned: str) -> Figure | None:
+    """A figure over the nights, the level of each stretch, and where the pinned night stands."""
+    known = [(i, v) for i, v in enumerate(series.values) if v is not None]
+    if not known:
+        return None
+    height, bottom = 150.0, 122.0
+    y_scale = build_scale([0.0, *(v for _, v in known)], bottom, 8.0)
+    x_scale = Scale(0.0, len(names) + 1.0, Y_LEFT, RIGHT)
+    plot = Plot(height, f"{series.name} over {len(names)} nights")
+    _add_y_axis(plot, y_scale, "")
+    plot.line(Y_LEFT, y_scale(0.0), RIGHT, y_scale(0.0), "zero")
+    at = names.index(pinned)
+    reference = series.values[at]
+    if reference is not None:
+        plot.line(Y_LEFT, y_scale(reference), RIGHT, y_scale(reference), "margin")
+    ends = [*(step.index for step in series.steps), len(names)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        level = [v for i, v in known if start <= i < end]
+        y = y_scale(sum(level) / len(level))
+        plot.line(x_scale(start + 0.6), y, x_scale(end + 0.4), y, "interval")
+    for step in series.steps:
+        plot.line(x_scale(step.index + 0.5), 4, x_scale(step.index + 0.5), bottom, "launch")
+    for i, value in known:
+        kind = "estimate" if i == at else "candidate"
+        plot.marker(kind, x_scale(i + 1), y_scale(value), f"{names[i]}: {value:+.2f}")
+    _add_x_axis(plot, x_scale, bottom, n=5, whole=True)
+    return Figure(plot.render())
 
 
 def draw_scores(baseline: float | None, candidate: float | None, label: str) -> Markup:
