@@ -9,6 +9,7 @@ Knows vLLM's completions; neither arms nor records.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -155,12 +156,15 @@ def _complete(
     timeout_s: float,
     asked: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The only choice of one greedy completion. Raises ServerError."""
+    """The only choice of one greedy completion. Raises ServerError.
+
+    The salt travels as its digest: vLLM refuses slashes and more than 128 characters.
+    """
     body = {
         "model": client.model,
         "prompt": list(prompt_ids),
         "max_tokens": max_tokens,
-        "cache_salt": salt,
+        "cache_salt": hashlib.sha256(salt.encode()).hexdigest(),
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         **SAMPLING,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -250,6 +251,8 @@ def test_no_two_requests_share_a_cache_salt():
         if path == "/v1/completions"
     ]
     assert len(salts) == len(set(salts)) == 6
+    # vLLM refuses any other salt: none of @ / \ NUL, at most 128 characters.
+    assert all(re.fullmatch(r"[\w-]{1,128}", salt) for salt in salts)
 
 
 def test_a_record_survives_its_line_of_json():
