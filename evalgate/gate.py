@@ -9,8 +9,9 @@ correction); invalid comes before fail, fail before inconclusive, inconclusive b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from evalgate.accuracy import estimate_fidelity, estimate_score
@@ -163,15 +164,27 @@ class Evidence:
             )
         return effect
 
-    def compute_identical(self, rule: Rule) -> float | None:
-        """Share of the rule's pairs with the same output text."""
+    def get_identical(self, rule: Rule) -> float | None:
+        """`identical_outputs`: share of the rule's pairs with the same output text."""
         if rule.definition.source == "samples":
-            return compute_identical_share(
-                p for p in self.samples.pairs if rule.task in (None, p[0].task)
-            )
-        return compute_identical_share(
-            p for p in self.requests.pairs if rule.bucket in (None, p[0].bucket)
-        )
+            return self._identical_samples.get(rule.task)
+        return self._identical_requests.get(rule.bucket)
+
+    @cached_property
+    def _identical_requests(self) -> dict[str | None, float | None]:
+        return _share_by(self.requests.pairs, lambda request: request.bucket)
+
+    @cached_property
+    def _identical_samples(self) -> dict[str | None, float | None]:
+        return _share_by(self.samples.pairs, lambda sample: sample.task)
+
+
+def _share_by(pairs: Sequence[Any], name: Callable[[Any], str]) -> dict[str | None, float | None]:
+    """Shares of identical outputs by name, and under None over all pairs."""
+    groups: dict[str | None, list[Any]] = {None: list(pairs)}
+    for pair in pairs:
+        groups.setdefault(name(pair[0]), []).append(pair)
+    return {key: compute_identical_share(found) for key, found in groups.items()}
 
 
 def judge(
@@ -219,7 +232,7 @@ def judge(
         rules=results,
         summary={
             BASELINE: summarise(baseline),
-            CANDIDATE: summarise(candidate, baseline),
+            CANDIDATE: summarise(candidate, evidence.requests.pairs),
         },
     )
 
@@ -365,8 +378,8 @@ def _describe_context(rule: Rule, own: Evidence, noise: Evidence | None) -> dict
     """What stands beside a delta: the noise floor and the shares of identical outputs."""
     context: dict[str, Any] = {
         "identical_outputs": {
-            "share": own.compute_identical(rule),
-            "base_against_base": noise.compute_identical(rule) if noise else None,
+            "share": own.get_identical(rule),
+            "base_against_base": noise.get_identical(rule) if noise else None,
         }
     }
     if noise is None or rule.definition.source == "fidelity":

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from evalgate.compare import ArmView, pair_requests
+from evalgate.compare import ArmView
 from evalgate.metrics import (
     compute_normalised_s,
     compute_percentile,

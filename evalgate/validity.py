@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from evalgate.compare import ArmView, RequestPairs, SamplePairs
 from evalgate.differences import describe_difference, is_allowed, list_differences
@@ -296,7 +295,7 @@ def find_time_fault(record: RequestRecord) -> str | None:
         return f"{record.output_tokens} output tokens, no chunk" if record.output_tokens else None
     if chunks[0] <= 0:
         return f"first chunk {chunks[0]} ns after sending"
-    if any(later < earlier for earlier, later in pairwise(chunks)):
+    if chunks != sorted(chunks):
         return "chunk times run backwards"
     if len(chunks) > 1 and chunks[-1] == chunks[0]:
         return f"{len(chunks)} chunks in no time"

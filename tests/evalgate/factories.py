@@ -294,7 +294,7 @@ def simulate_requests(
                                 prompt_tokens=low + (high - low) * (prompt + 1) // (prompts + 2),
                                 ttft_s=low * 1e-4 * noise[0] * (1 + planted * ttft_change),
                                 tpot_s=0.02 * noise[1] * (1 + planted * tpot_change),
-                                output_tokens=20 + prompt,
+                                output_tokens=20 + prompt % 50,
                             )
                         )
     return records
