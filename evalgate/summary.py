@@ -23,24 +23,23 @@ PERCENTS = (50, 90, 95, 99)
 Pair = tuple[RequestRecord, RequestRecord]
 
 
-def summarise(side: ArmView, baseline: ArmView | None = None) -> dict[str, Any]:
+def summarise(side: ArmView, pairs: Sequence[Pair] | None = None) -> dict[str, Any]:
     """The "summary" part of the JSON verdict for one arm; times in s, throughputs in tokens/s.
 
     Failed requests and warm-up count nowhere; what has no value is None. TPOT is the mean of the
-    requests' TPOT; percentiles interpolate linearly. ``baseline`` gives the token counts for the
-    normalised figures, over pairs with it.
+    requests' TPOT; percentiles interpolate linearly. ``pairs`` of (baseline, this arm) give the
+    token counts for the normalised figures.
     """
     good = [r for r in side.measured if r.error is None]
-    pairs = pair_requests(baseline or side, side).pairs
-    names = list(
-        dict.fromkeys([*(b.name for b in side.buckets), *sorted({r.bucket for r in good})])
-    )
-    buckets = {
-        name: _summarise_bucket(
-            [r for r in good if r.bucket == name], [p for p in pairs if p[1].bucket == name]
-        )
-        for name in names
+    pairs = [(r, r) for r in good] if pairs is None else pairs
+    by_bucket: dict[str, tuple[list[RequestRecord], list[Pair]]] = {
+        b.name: ([], []) for b in side.buckets
     }
+    for record in good:
+        by_bucket.setdefault(record.bucket, ([], []))[0].append(record)
+    for pair in pairs:
+        by_bucket.setdefault(pair[1].bucket, ([], []))[1].append(pair)
+    buckets = {name: _summarise_bucket(*found) for name, found in by_bucket.items()}
     weights = [b.weight for b in side.buckets]
 
     def weigh(figure: str) -> float | None:
