@@ -19,8 +19,8 @@ from evalgate.errors import UsageError
 
 MIN_NIGHTS = 8  # fewer cannot tell a step from noise
 MIN_SEGMENT = 3  # nights that a level must last to be one
-# A step costs at least 15 squared noise units: pure noise of 8 to 90 nights then shows a step in at
-# most about 6 % of the series (simulated), where a penalty of 3 ln n alone has 16 % at 8 nights.
+# A step costs at least 15 squared noise units: a penalty of 3 ln n alone shows a step in 16 % of
+# series of pure noise at 8 nights (docs/reports.md has the simulated figures).
 MIN_PENALTY = 15.0
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from evalgate.metrics import compute_percentile
 from evalgate.records import LaunchEvidence, StoredRun
 from evalgate.report import Context
+from evalgate.trend import Night
 
 HOSTILE = """<script>alert("x")</script>'"&|`@all`\x1b[31m"""
 
@@ -295,3 +296,19 @@ def summarise(stored: StoredRun, arm: str) -> dict[str, Any]:
         for task, score in scores.items()
     }
     return summary
+
+
+def make_night(day: int, factor: float = 1.0, status: str = "pass") -> Night:
+    """A night whose candidate takes ``factor`` times the baseline's time."""
+    summary = {"baseline": make_summary(1.0), "candidate": make_summary(factor)}
+    return Night(
+        f"night-{day:02d}", f"2026-11-{day:02d}T02:00:00Z", make_verdict(status, summary=summary)
+    )
+
+
+def make_noisy_nights(n: int, step_at: int | None = None, step: float = 0.0) -> list[Night]:
+    noise = np.random.default_rng(4).normal(0, 0.003, n)
+    return [
+        make_night(i + 1, 1 + noise[i] + (step if step_at is not None and i >= step_at else 0))
+        for i in range(n)
+    ]

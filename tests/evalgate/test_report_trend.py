@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from report_cases import HOSTILE
-from test_trend import make_night, make_noisy_nights
+from report_cases import HOSTILE, make_night, make_noisy_nights
 
 from evalgate.errors import EvidenceError, UsageError
 from evalgate.report.trend import TREND_FORMATS, render_trend

@@ -6,26 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-from report_cases import make_summary, make_verdict
+from report_cases import make_night, make_noisy_nights
 
 from evalgate.errors import UsageError
-from evalgate.trend import Night, build_trend, compute_noise, find_steps
-
-
-def make_night(day: int, factor: float = 1.0, status: str = "pass") -> Night:
-    """A night whose candidate takes ``factor`` times the baseline's time."""
-    summary = {"baseline": make_summary(1.0), "candidate": make_summary(factor)}
-    return Night(
-        f"night-{day:02d}", f"2026-11-{day:02d}T02:00:00Z", make_verdict(status, summary=summary)
-    )
-
-
-def make_noisy_nights(n: int, step_at: int | None = None, step: float = 0.0) -> list[Night]:
-    noise = np.random.default_rng(4).normal(0, 0.003, n)
-    return [
-        make_night(i + 1, 1 + noise[i] + (step if step_at is not None and i >= step_at else 0))
-        for i in range(n)
-    ]
+from evalgate.trend import build_trend, compute_noise, find_steps
 
 
 def test_a_planted_regression_is_found_at_its_night_and_called_worse():
