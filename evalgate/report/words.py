@@ -169,16 +169,20 @@ def format_count(n: int | None) -> str:
 
 
 def describe_noise_floor(rule: Rule) -> str | None:
-    """What base against base showed for the same rule; None without a calibration."""
+    """What base against base showed for the same rule, and the smallest effect that it resolves.
+
+    None without a calibration.
+    """
     floor = (rule["details"] or {}).get("noise_floor")
     if not floor:
         return None
-    change = format_change(floor.get("observed"), rule["unit"])
-    text = f"base against base {change}"
-    if floor.get("ci_low") is not None:
-        text += f" ({format_interval(floor['ci_low'], floor.get('ci_high'))})"
+    if floor.get("ci_low") is None:
+        text = f"noise {format_change(floor.get('observed'), rule['unit'])}"
+    else:
+        interval = format_interval(floor["ci_low"], floor.get("ci_high"))
+        text = f"noise {interval} {UNIT_SIGNS[rule['unit']]}"
     if floor.get("smallest_effect") is not None:
-        text += f", smallest effect {format_size(floor['smallest_effect'], rule['unit'])}"
+        text += f", resolves {format_size(floor['smallest_effect'], rule['unit'])}"
     return text
 
 

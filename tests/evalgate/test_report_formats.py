@@ -197,7 +197,7 @@ def test_percentiles_of_nothing_are_shown_as_absent():
 def test_the_noise_floor_and_the_method_stand_beside_the_change():
     verdict, _ = make_rich_case()
     words = describe_rule(verdict["rules"][0], "fail")
-    assert words.notes[-1] == "base against base +0.12 % (-0.30 … +0.50), smallest effect 0.38 %"
+    assert words.notes[-1] == "noise -0.30 … +0.50 %, resolves 0.38 %"
     assert words.method == "Student's t over launches; smallest detectable effect 0.41 %"
 
 
