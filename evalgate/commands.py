@@ -76,7 +76,7 @@ def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kin
             "by `evalgate compare`",
             EXIT_PASS,
         )
-    policy = choose_policy(None, stored)
+    policy = choose_policy(None, stored.run, stored.label)
     calibrating = bool((stored.run.extra or {}).get("calibration"))
     if calibrating:
         policy = policy.without_required_routes()
@@ -94,7 +94,9 @@ def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kin
 def judge_again(run_dir: str, policy: str | None, calibration: str | None, kind: str) -> Answer:
     """`evalgate gate` and `evalgate report`: a stored run under its own or another policy."""
     stored = load_run(Path(run_dir))
-    verdict = judge_run(stored, choose_policy(policy, stored), _load_optional(calibration))
+    verdict = judge_run(
+        stored, choose_policy(policy, stored.run, stored.label), _load_optional(calibration)
+    )
     text = report.render(kind, verdict.to_json(), report.Context.of_run(stored))
     return Answer(text, verdict.exit_code)
 
@@ -109,14 +111,14 @@ def compare_builds(
 ) -> Answer:
     """`evalgate compare`: arms of stored runs, of one run or of two."""
     base, cand = load_view(baseline), load_view(candidate)
-    chosen: Policy = choose_policy(policy, cand.stored)
+    chosen: Policy = choose_policy(policy, cand.run, cand.label)
     verdict = judge(
         base,
         cand,
         chosen,
         calibration=_load_optional(calibration),
         allow=allow,
-        apart=base.stored.run.run_id != cand.stored.run.run_id,
+        apart=base.run.run_id != cand.run.run_id,
     )
     context = report.Context.of_views(base, cand)
     return Answer(report.render(kind, verdict.to_json(), context), verdict.exit_code)

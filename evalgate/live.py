@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evalgate.client import Client
+from evalgate.client import Client, NotSupportedError
 from evalgate.environment import read_environment
 from evalgate.errors import ServerDiedError
 from evalgate.generation import Generation
-from evalgate.load import LoadPrompt
+from evalgate.load import LoadPrompt, compute_nonce
 from evalgate.records import (
     Arm,
     Environment,
@@ -32,10 +32,12 @@ from evalgate.records import (
     SampleRecord,
     TaskError,
 )
+from evalgate.replay import build_launch_additions
 from evalgate.routes import compute_expected_steps
 from evalgate.server import LaunchPlan, Server
+from evalgate.sizing import UsageTokenizer
 from evalgate.spec import PATCHES, ArmSpec, Spec, parse_batched_tokens
-from evalgate.tasks import Item, score_item
+from evalgate.tasks import Item, Tokenizer, score_item
 
 CANARY_PROMPT = "Name the planets of the solar system in order, starting from the sun."
 CANARY_TOKENS = 16
@@ -63,6 +65,7 @@ class LiveArm:
     max_model_len: int | None = None
     command: list[str] | None = None
     env: dict[str, str] = field(default_factory=dict)
+    as_messages: bool = False
     server: Server | None = None
     _client: Client | None = None
     _block: int = 0
@@ -104,7 +107,7 @@ class LiveArm:
                 self.server = None
 
     def _launch(self, block: int) -> Server:
-        args, env = build_launch(self.arm)
+        args, env = build_launch(self.arm, forcing=self.spec.fidelity is not None)
         return Server.launch(
             LaunchPlan(
                 arm=self.name,
@@ -227,10 +230,28 @@ class LiveArm:
             extra={"scoring": item.scoring, **item.meta, **(scored.extra if scored else {})},
         )
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What sizes prompts here: the server's own /tokenize, else its usage counts."""
+        try:
+            self.client.tokenize("a")
+        except NotSupportedError:
+            self.as_messages = True
+            asks = self.spec.schedule.warmup > 0
+            return UsageTokenizer(self._count_prompt if asks else None)
+        return self.client
+
+    def _count_prompt(self, messages: list[dict[str, str]]) -> int | None:
+        return self.client.generate(messages, 1).prompt_tokens
+
     def _generate(self, item: Item, max_tokens: int, ignore_eos: bool, salt: str) -> Generation:
-        done = self.client.generate(
-            item.prompt_ids, max_tokens, ignore_eos=ignore_eos, cache_salt=salt
-        )
+        """Token ids and a cache salt where the server takes them, else chat messages with a nonce
+        in front, so that no two requests share a prefix."""
+        prompt: list[int] | list[dict[str, str]] = item.prompt_ids
+        if self.as_messages or not self.client.extensions:
+            text = f"{compute_nonce(salt)}\n{item.user_text}"
+            prompt = [{"role": "user", "content": text}]
+        done = self.client.generate(prompt, max_tokens, ignore_eos=ignore_eos, cache_salt=salt)
         if done.error is not None:
             done = self._name_death(done)
         self._expect(done)
@@ -328,11 +349,16 @@ class LiveArm:
         )
 
 
-def build_launch(arm: ArmSpec) -> tuple[list[str], dict[str, str]]:
-    """Arguments and environment of a launched arm, its patch's included."""
+def build_launch(arm: ArmSpec, *, forcing: bool) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment of a launched arm: the spec's, its patch's, and with ``forcing``
+    what token fidelity needs."""
     patch = PATCHES[arm.patch] if arm.patch else None
     args = [*arm.args, *(patch.args if patch else ())]
-    return args, {**arm.env, **(patch.env if patch else {})}
+    env = {**arm.env, **(patch.env if patch else {})}
+    if forcing:
+        more_args, more_env = build_launch_additions({**os.environ, **env})
+        args, env = [*args, *more_args], {**env, **more_env}
+    return args, env
 
 
 def read_backend(log: Path) -> str | None:

@@ -6,6 +6,7 @@ server's own count. Knows neither how a request is sent nor how it is judged.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,3 +124,10 @@ def select_warmup(prompts: Sequence[LoadPrompt], count: int) -> list[LoadPrompt]
 def compute_cache_salt(run_id: str, arm: str, block: int, repetition: int | str) -> str:
     """A salt of its own for each arm, block and repetition: no prefix can be served from cache."""
     return f"{run_id}/{arm}/{block}/{repetition}"
+
+
+def compute_nonce(salt: str) -> str:
+    """Digits for the front of a prompt, where a server takes no salt: always twelve in groups of
+    three, so that every arm's prompt has the same number of tokens."""
+    digits = f"{int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8]) % 10**12:012d}"
+    return " ".join(digits[i : i + 3] for i in range(0, 12, 3))

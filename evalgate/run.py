@@ -17,7 +17,14 @@ from typing import Any, Protocol
 
 from evalgate import __version__
 from evalgate.embedded import ensure_packaged_model
-from evalgate.errors import EvalgateError, InterruptedRunError, ServerDiedError, UsageError
+from evalgate.errors import (
+    EvalgateError,
+    InterruptedRunError,
+    ServerDiedError,
+    SpecError,
+    UsageError,
+)
+from evalgate.fidelity import REPLAYED_ROUTES, Reference, Setup, build_reference, measure_arm
 from evalgate.live import LiveArm, utc_now
 from evalgate.load import (
     WARMUP_SALT,
@@ -31,16 +38,19 @@ from evalgate.records import SCHEMA_VERSION, Run
 from evalgate.spec import (
     BASELINE,
     PACKAGED_MODEL,
+    PATCHES,
     Spec,
     build_calibration_spec,
     build_spec,
     compute_spec_sha256,
+    parse_batched_tokens,
     render_spec,
 )
 from evalgate.store import RunWriter, load_run
 from evalgate.tasks import Item, build_items
 from evalgate.telemetry import MachineSampler
 
+FIDELITY_WORK = 1.5  # of a prompt read again, once for each route
 OUTPUT_TOKEN_WORK = 30  # an output token costs about as much as this many prompt tokens
 
 
@@ -74,6 +84,8 @@ class RunState:
     done: list[int] = field(default_factory=list)
     excluded: list[int] = field(default_factory=list)
     plan: Plan | None = None
+    references: list[Reference] = field(default_factory=list)
+    replayed: set[str] = field(default_factory=set)
     machine: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, **changes: Any) -> None:
@@ -213,7 +225,9 @@ def _run_blocks(state: RunState) -> None:
 
 
 def _run_block(state: RunState, block: int, sampler: MachineSampler) -> None:
-    order = list(state.arms) if len(state.done) % 2 == 0 else list(reversed(state.arms))
+    order = sorted(state.arms, key=lambda name: name != BASELINE)
+    if len(state.done) % 2 == 1:
+        order.reverse()
     if state.spec.schedule.mode == "resident":
         with _serving(state, order, block) as live:
             _measure(state, live, block, sampler)
@@ -246,6 +260,8 @@ def _measure(
         progress.say("building prompts with the server's tokenizer")
         tokenizing = live.get(BASELINE) or next(iter(live.values()))
         state.plan = _build_plan(spec, tokenizing)
+        for arm in state.arms.values():
+            arm.as_messages = tokenizing.as_messages
         progress.begin(_compute_work(state.plan, spec, len(state.arms)))
     plan, run_id = state.plan, state.record.run_id
 
@@ -280,17 +296,69 @@ def _measure(
                 progress.advance(_work(item.prompt_tokens, item.max_tokens), f"{item.task} {name}")
     for arm in live.values():
         arm.finish()
+    if spec.fidelity is not None:
+        _measure_fidelity(state, live, block)
+
+
+def _measure_fidelity(state: RunState, live: dict[str, LiveArm], block: int) -> None:
+    """Replay the baseline's own output in every arm once in a run; the baseline's answers are kept
+    for the arms that are up without it."""
+    if BASELINE in live and not state.references:
+        setup = _build_setup(state, live, block)
+        for item in _select_fidelity_items(state):
+            state.progress.say(f"fidelity: the baseline's output of {item.sample_id}")
+            state.references.append(build_reference(live[BASELINE].client, item, setup))
+    for name, arm in live.items():
+        if not state.references or name in state.replayed:
+            continue
+        setup = _build_setup(state, live, block)
+        for reference in state.references:
+            for record in measure_arm(name, arm.client, reference, setup):
+                arm.check_alive()
+                state.writer.append_fidelity(record)
+                state.progress.advance(
+                    FIDELITY_WORK * record.prompt_tokens, f"fidelity {record.route} {name}"
+                )
+        state.replayed.add(name)
+
+
+def _select_fidelity_items(state: RunState) -> list[Item]:
+    """Load prompts, evenly spread over all buckets."""
+    assert state.plan is not None, "prompts are built before anything is sent"
+    assert state.spec.fidelity is not None, "asked for by the spec alone"
+    items = [prompt.item for prompt in state.plan.prompts]
+    count = min(state.spec.fidelity.samples, len(items))
+    return [items[int((i + 0.5) * len(items) / count)] for i in range(count)]
+
+
+def _build_setup(state: RunState, live: dict[str, LiveArm], block: int) -> Setup:
+    spec, run_id = state.spec, state.record.run_id
+    chunk_tokens = parse_batched_tokens(next(iter(live.values())).arm.args)
+    if spec.fidelity is None or chunk_tokens is None:
+        raise SpecError("fidelity needs launched arms with a known --max-num-batched-tokens")
+    return Setup(
+        block=block,
+        tokens=spec.fidelity.tokens,
+        chunk_tokens=chunk_tokens,
+        salt=lambda arm, text: compute_cache_salt(run_id, arm, block, f"fidelity/{text}"),
+        report_rpcs={
+            name: PATCHES[arm.arm.patch].report_rpc
+            for name, arm in live.items()
+            if arm.arm.patch is not None
+        },
+    )
 
 
 def _build_plan(spec: Spec, arm: LiveArm) -> Plan:
-    prompts = build_prompts(spec, arm.client, arm.max_model_len)
+    tokenizer = arm.tokenizer
+    prompts = build_prompts(spec, tokenizer, arm.max_model_len)
     slices = [(bucket.min_tokens, bucket.max_tokens) for bucket in spec.load.buckets]
     items: list[Item] = []
     for name, task in spec.tasks.items():
         items += build_items(
             name,
             task,
-            arm.client,
+            tokenizer,
             lengths=slices,
             max_model_len=arm.max_model_len,
             seed=spec.schedule.seed,
@@ -346,4 +414,8 @@ def _compute_work(plan: Plan, spec: Spec, arms: int) -> float:
     warm = sum(_work(p.prompt_tokens, out) for p in select_warmup(plan.prompts, schedule.warmup))
     tasks = sum(_work(i.prompt_tokens, i.max_tokens) for i in plan.items)
     task_blocks = min(schedule.task_blocks, schedule.blocks)
-    return arms * ((load + warm) * schedule.blocks + tasks * task_blocks)
+    work = (load + warm) * schedule.blocks + tasks * task_blocks
+    if spec.fidelity is not None and plan.prompts:
+        mean_tokens = sum(p.prompt_tokens for p in plan.prompts) / len(plan.prompts)
+        work += spec.fidelity.samples * len(REPLAYED_ROUTES) * FIDELITY_WORK * mean_tokens
+    return arms * work

@@ -192,6 +192,11 @@ class Spec(SpecModel):
         launched = {name: arm for name, arm in self.arms.items() if not arm.attached}
         if launched and self.model.path is None:
             raise ValueError("model.path is missing: an arm that is launched needs it")
+        if self.fidelity is not None and len(launched) < len(self.arms):
+            raise ValueError(
+                "fidelity replays forced tokens, which an attached server is not prepared for: "
+                "remove [fidelity], or launch every arm"
+            )
         self._check_batched_tokens(launched)
         return self
 

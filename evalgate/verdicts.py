@@ -11,12 +11,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from evalgate.compare import ArmView, view
-from evalgate.errors import EXIT_FAIL, EXIT_INVALID, EXIT_PASS, PolicyError, UsageError
-from evalgate.gate import judge
+from evalgate.compare import ArmView, view, views_of_run
+from evalgate.errors import EXIT_FAIL, EXIT_INVALID, EXIT_PASS, PolicyError
+from evalgate.gate import Verdict, judge
 from evalgate.policy import DEFAULT, Policy, parse_policy
-from evalgate.records import StoredRun
-from evalgate.spec import BASELINE, CANDIDATE
+from evalgate.records import Run, StoredRun
 from evalgate.store import load_run
 
 SHIPPED_POLICIES = ("submission", "nightly")
@@ -55,29 +54,18 @@ def read_shipped(name: str) -> str:
     return (importlib.resources.files("evalgate_specs") / name).read_text(encoding="utf-8")
 
 
-def choose_policy(option: str | None, stored: StoredRun) -> Policy:
+def choose_policy(option: str | None, run: Run, label: str) -> Policy:
     """--policy when given, else the policy that the run was made with, else the default."""
     if option is not None:
         return parse_policy(load_policy_table(option, Path.cwd()), option)
-    table = stored.run.spec.get("policy")
-    return parse_policy(table, f"{stored.label}: policy") if table else DEFAULT
+    table = run.spec.get("policy")
+    return parse_policy(table, f"{label}: policy") if table else DEFAULT
 
 
-def judge_run(stored: StoredRun, policy: Policy, calibration: StoredRun | None) -> Any:
+def judge_run(stored: StoredRun, policy: Policy, calibration: StoredRun | None) -> Verdict:
     """Baseline against candidate of one run."""
-    for arm in (BASELINE, CANDIDATE):
-        if arm not in stored.run.spec.get("arms", {}):
-            raise UsageError(
-                f"{stored.label} has no arm {arm!r}, so there is nothing to judge: compare two "
-                "runs with `evalgate compare`"
-            )
-    return judge(
-        view(stored, BASELINE),
-        view(stored, CANDIDATE),
-        policy,
-        calibration=calibration,
-        apart=False,
-    )
+    baseline, candidate = views_of_run(stored)
+    return judge(baseline, candidate, policy, calibration=calibration, apart=False)
 
 
 def load_view(argument: str) -> ArmView:
@@ -85,18 +73,7 @@ def load_view(argument: str) -> ArmView:
     folder, arm = argument, None
     if not Path(argument).exists() and ":" in argument:
         folder, _, arm = argument.rpartition(":")
-    stored = load_run(Path(folder))
-    names = list(stored.run.arms)
-    if arm is None:
-        if len(names) != 1:
-            raise UsageError(
-                f"{folder} holds the arms {', '.join(names) or '(none)'}: "
-                f"say which, as {folder}:ARM"
-            )
-        arm = names[0]
-    if arm not in names:
-        raise UsageError(f"{folder} has no arm {arm!r}; it holds {', '.join(names) or 'none'}")
-    return view(stored, arm)
+    return view(load_run(Path(folder)), arm)
 
 
 def compute_calibration_exit(verdict: dict[str, Any]) -> int:

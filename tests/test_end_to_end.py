@@ -63,7 +63,7 @@ min_samples = 2
 name = "tpot"
 metric = "tpot"
 kind = "non_inferiority"
-margin_percent = 500.0
+margin_percent = 99.0
 [[policy.rules]]
 name = "top-1"
 metric = "top1_agreement"
@@ -150,9 +150,10 @@ def test_a_stored_run_is_judged_again_and_compared(measured):
     folder, done = measured
     again = evalgate("gate", str(folder), "--format", "json")
     assert again.returncode == done.returncode
-    assert json.loads(again.stdout)["rules"] == json.loads((folder / "verdict.json").read_text())[
-        "rules"
-    ]
+    assert (
+        json.loads(again.stdout)["rules"]
+        == json.loads((folder / "verdict.json").read_text())["rules"]
+    )
     same = evalgate("compare", f"{folder}:baseline", f"{folder}:baseline", "--format", "json")
     assert json.loads(same.stdout)["status"] in ("invalid", "inconclusive", "pass"), same.stderr
 
