@@ -138,15 +138,15 @@ def estimate_fidelity(
         more = {"unit": "texts", "more": 1}
         return Effect(estimate=None, problem="one text says nothing of others", more=more, **effect)
     estimate = estimate_paired(difference, details["method"], "texts")
-    if estimate.se == 0 and metric_name == "top1_agreement":
+    if metric_name == "top1_agreement":
         estimate = _widen_agreement(estimate, sum(r.positions for r in used))
     return Effect(estimate=estimate, **effect)
 
 
 def _widen_agreement(estimate: StudentEstimate, positions: int) -> StudentEstimate:
-    """No spread between texts is no proof: n like positions still allow 1 - 0.05^(1/n)."""
+    """Little spread between texts is no proof: n like positions still allow 1 - 0.05^(1/n)."""
     reach = 1 - ALPHA ** (1 / max(positions, 1))
-    se = reach / float(sps.t.ppf(1 - ALPHA, estimate.df))
+    se = max(estimate.se, reach / float(sps.t.ppf(1 - ALPHA, estimate.df)))
     return StudentEstimate(
         estimate.value, se, estimate.df, estimate.n, estimate.method, estimate.unit
     )
