@@ -7,6 +7,7 @@ answer goes to stdout, progress and warnings to stderr.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
@@ -146,6 +147,28 @@ def report(
     from evalgate.commands import judge_again
 
     _deliver(judge_again(run_dir, policy, calibration, kind).text, out)
+
+
+@cli.command()
+@click.argument("results_dir")
+@click.option("--pinned", metavar="RUN", help="The run that counts as right (default: the oldest).")
+@format_option("text", ("text", "json", "html"))
+@click.option("--out", metavar="FILE", help="Write the answer here instead of stdout.")
+def trend(results_dir: str, pinned: str | None, kind: str, out: str | None) -> None:
+    """The nights in a results folder, with change points."""
+    from evalgate.commands import show_trend
+
+    _deliver(show_trend(results_dir, pinned, kind).text, out)
+
+
+@cli.command(context_settings={"ignore_unknown_options": True})
+@click.argument("action", type=click.Choice(["check", "bench"]))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def kernels(ctx: click.Context, action: str, arguments: tuple[str, ...]) -> None:
+    """Correctness, then speed, of the patch on this machine (python -m kernels_patch)."""
+    command = [sys.executable, "-m", "kernels_patch", action, *arguments]
+    ctx.exit(subprocess.run(command, check=False).returncode)
 
 
 @cli.command()

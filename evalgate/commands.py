@@ -14,14 +14,16 @@ from typing import Any
 
 from evalgate import report
 from evalgate.embedded import build_embedded_spec
-from evalgate.errors import EXIT_PASS, SpecError, UsageError
+from evalgate.errors import EXIT_PASS, EvalgateError, SpecError, UsageError
 from evalgate.gate import judge
 from evalgate.policy import Policy, parse_policy
 from evalgate.progress import RunProgress
 from evalgate.records import StoredRun
+from evalgate.report.trend import render_trend
 from evalgate.run import execute, resume
 from evalgate.spec import BASELINE, CANDIDATE, Spec, parse_spec
 from evalgate.store import load_run
+from evalgate.trend import Night, build_trend
 from evalgate.verdicts import (
     REPORT_FILES,
     choose_policy,
@@ -122,6 +124,31 @@ def compare_builds(
     )
     context = report.Context.of_views(base, cand)
     return Answer(report.render(kind, verdict.to_json(), context), verdict.exit_code)
+
+
+def show_trend(results: str, pinned: str | None, kind: str) -> Answer:
+    """`evalgate trend`: every run in the folder that holds both arms, each judged again now.
+
+    Runs that cannot be read, are not finished or have one arm are skipped by name in the answer.
+    """
+    folder = Path(results)
+    if not folder.is_dir():
+        raise UsageError(f"no results folder {results!r}: name the folder that holds the runs")
+    nights, skipped = [], []
+    for path in sorted(p.parent for p in folder.glob("*/run.json")):
+        try:
+            stored = load_run(path)
+            if (stored.run.extra or {}).get("calibration"):
+                continue
+            verdict = judge_run(stored, choose_policy(None, stored.run, stored.label), None)
+        except EvalgateError as exc:
+            skipped.append(f"skipped {path.name}: {exc}")
+            continue
+        nights.append(Night(path.name, stored.run.started_at, verdict.to_json()))
+    text = render_trend(kind, build_trend(nights, pinned))
+    if kind == "text" and skipped:
+        text = "\n".join([text.rstrip(), *skipped])
+    return Answer(text, EXIT_PASS)
 
 
 def load_spec(name: str | None, policy: str | None) -> tuple[Spec, list[str]]:
