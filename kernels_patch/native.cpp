@@ -185,6 +185,26 @@ thread_local Workspace<float> partial_workspace;  // the calling thread's: decod
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Partials of one row, `step` floats apart: D sums normalised in their partition, then the log2 of
+// the partition's sum of exp2(score). Merges n of them into merged[D], not yet divided by the
+// returned sum of shares.
+float merge(const float* partial, int64_t step, int n, int head_dim, float* merged) {
+  float top = -INFINITY, total = 0;
+  std::fill_n(merged, head_dim, 0.0f);
+  for (int p = 0; p < n; ++p) top = std::max(top, partial[p * step + head_dim]);
+  for (int p = 0; p < n; ++p) {
+    const float share = exp2f(partial[p * step + head_dim] - top);
+    total += share;
+    for (int d = 0; d < head_dim; ++d) merged[d] += share * partial[p * step + d];
+  }
+  return total;
+}
+
+void normalise(const float* out, float peak, float total, int head_dim, float* partial) {
+  for (int d = 0; d < head_dim; ++d) partial[d] = out[d] / total;
+  partial[head_dim] = peak + log2f(total);
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -253,7 +273,6 @@ int kp_decode(int set, void* query, int64_t query_token_stride, int64_t query_he
     for (int head = 0; head < n_kv_heads; ++head)
       for (int p = 0; p < ceil_div(seq_lens[n], kPartitionTokens); ++p) items.push_back({n, head, p});
   }
-  // A partition's row: D sums normalised by its total, then its log2-sum-exp2.
   const int partial_stride = head_dim + 1;
   const int64_t n_items = int64_t(items.size());
   float* partials = partial_workspace.get(size_t(n_items) * n_shared * partial_stride);
@@ -280,12 +299,9 @@ int kp_decode(int set, void* query, int64_t query_token_stride, int64_t query_he
         rows.limit[r] = end - begin;
       }
       ops.attend(granules, group, rows);
-      for (int r = 0; r < n_shared; ++r) {
-        float* partial = partials + (i * n_shared + r) * partial_stride;
-        for (int d = 0; d < head_dim; ++d)
-          partial[d] = rows.out[r * rows.out_stride + d] / rows.total[r];
-        partial[head_dim] = rows.peak[r] + log2f(rows.total[r]);
-      }
+      for (int r = 0; r < n_shared; ++r)
+        normalise(rows.out + r * rows.out_stride, rows.peak[r], rows.total[r], head_dim,
+                  partials + (i * n_shared + r) * partial_stride);
     }
 #pragma omp for collapse(2) schedule(static)
     for (int n = 0; n < n_requests; ++n) {
@@ -293,14 +309,9 @@ int kp_decode(int set, void* query, int64_t query_token_stride, int64_t query_he
         const int n_partitions = ceil_div(seq_lens[n], kPartitionTokens);
         const int64_t first = first_of[n] + int64_t(head / n_shared) * n_partitions;
         const float* row = partials + (first * n_shared + head % n_shared) * partial_stride;
-        const int64_t step = int64_t(n_shared) * partial_stride;
-        float top = -INFINITY, total = 0, merged[kMaxHeadDim] = {};
-        for (int p = 0; p < n_partitions; ++p) top = std::max(top, row[p * step + head_dim]);
-        for (int p = 0; p < n_partitions; ++p) {
-          const float share = exp2f(row[p * step + head_dim] - top);
-          total += share;
-          for (int d = 0; d < head_dim; ++d) merged[d] += share * row[p * step + d];
-        }
+        float merged[kMaxHeadDim];
+        const float total =
+            merge(row, int64_t(n_shared) * partial_stride, n_partitions, head_dim, merged);
         o.write(n, head, head_dim, merged, n_partitions ? 1.0f / total : 0.0f);
       }
     }
@@ -369,6 +380,40 @@ int kp_prefix(int set, void* query, int64_t query_token_stride, int64_t query_he
               rows.out + r * rows.out_stride, 1.0f / rows.total[r]);
   }
   return status;
+}
+
+// Decode of one token over unpaged, row-major INT8 K and V [heads][n_tokens][D]; q and out [heads][D]
+// float32, scales [heads][n_tokens].
+int kp_solve(int set, const float* q, const int8_t* k, const int8_t* v, const float* k_scale,
+             const float* v_scale, float* out, int n_heads, int n_tokens, int head_dim,
+             float sm_scale) {
+  const TileOps& ops = *sets()[set].ops;
+  const int n_partitions = ceil_div(n_tokens, kPartitionTokens);
+  const int stride = head_dim + 1;
+  float* partials = partial_workspace.get(size_t(n_heads) * n_partitions * stride);
+#pragma omp parallel
+  {
+#pragma omp for collapse(2) schedule(static)
+    for (int head = 0; head < n_heads; ++head) {
+      for (int p = 0; p < n_partitions; ++p) {
+        const int64_t first = int64_t(head) * n_tokens + p * kPartitionTokens;
+        const int n = std::min(kPartitionTokens, n_tokens - p * kPartitionTokens);
+        float peak, total, sums[kMaxHeadDim];
+        ops.attend_plain(q + head * head_dim, sm_scale * kLog2E, k + first * head_dim,
+                         v + first * head_dim, k_scale + first, v_scale + first, n, head_dim,
+                         &peak, &total, sums);
+        normalise(sums, peak, total, head_dim, partials + (head * n_partitions + p) * stride);
+      }
+    }
+#pragma omp for schedule(static)
+    for (int head = 0; head < n_heads; ++head) {
+      float merged[kMaxHeadDim];
+      const float total =
+          merge(partials + head * n_partitions * stride, stride, n_partitions, head_dim, merged);
+      for (int d = 0; d < head_dim; ++d) out[head * head_dim + d] = merged[d] / total;
+    }
+  }
+  return kOk;
 }
 
 }  // extern "C"

@@ -3,7 +3,7 @@
 ``load`` finds the library that the package's build compiled, refuses a missing, stale or unloadable
 one with ``NativeUnavailable`` (it never serves anything else instead), and returns the kernels of
 one instruction set. Shapes, types and strides are checked here, so that the C++ can trust them.
-Routes, counters and vLLM are unknown here; the arithmetic is in tiles.cpp, the paging in native.cpp.
+Routes, counters and vLLM are unknown here; arithmetic is in tiles.cpp, paging in native.cpp.
 
 Shapes: query and out [tokens, Hq, D], key and value [tokens, Hkv, D], float32 or bfloat16, last
 axis contiguous, other strides free; kv_cache int8 [blocks, Hkv, block_size, 2*D + 8], each (block,
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,7 +30,6 @@ ISA_VARIABLE = "KERNELS_PATCH_ISA"
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _REBUILD = "run `python -m kernels_patch.build` (or install the package again)"
-_OPENMP = re.compile(r"/lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*$")
 
 _I32, _I64, _PTR, _F32 = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 _ROWS = (_PTR, _I64, _I64)
@@ -48,6 +46,7 @@ _SIGNATURES = {
         _I32,
         (_I32, *_ROWS, _I32, *_CACHE, _PTR, _I64, _PTR, _I32, _I32, _F32, _I32, *_ROWS, _I32),
     ),
+    "kp_solve": (_I32, (_I32, *(_PTR,) * 6, _I32, _I32, _I32, _F32)),
     "kp_prefix": (
         _I32,
         (_I32, *_ROWS, _I32, *_CACHE, _PTR, _I64, _PTR, _PTR, _I32, _I32, _F32, _I32, *_ROWS, _I32),
@@ -176,6 +175,27 @@ class NativeKernels:
         )
         _check_status(status, kv_cache)
 
+    def solve(
+        self,
+        query: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_scale: torch.Tensor,
+        v_scale: torch.Tensor,
+        sm_scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Decode of one token over an unpaged INT8 cache; the query is not quantised.
+
+        query, out float32 [H, D]; k, v int8 [H, S, D]; scales float32 [H, S]; all contiguous (the
+        caller checks: ``kernels_patch.solve``), D up to 256.
+        """
+        heads, tokens, head_dim = k.shape
+        tensors = (query, k, v, k_scale, v_scale, out)
+        self._library.kp_solve(
+            self._index, *(x.data_ptr() for x in tensors), heads, tokens, head_dim, sm_scale
+        )
+
 
 @lru_cache
 def load(isa: str | None = None) -> NativeKernels:
@@ -212,15 +232,15 @@ def _library() -> ctypes.CDLL:
     return open_library(build.PACKAGE / build.LIBRARY)
 
 
-def open_library(path: Path) -> ctypes.CDLL:
-    """Open and type one library file. Raises NativeUnavailable, as ``load``."""
+def open_library(path: Path, package: Path = build.PACKAGE) -> ctypes.CDLL:
+    """Open and type one library, built from ``package``. Raises NativeUnavailable, as ``load``."""
     if not path.exists():
         raise NativeUnavailable(
             f"the kernels were not compiled ({path.name} is missing; the build found no C++ "
             f"compiler?): {_REBUILD}"
         )
-    _share_openmp()
     try:
+        ctypes.CDLL(find_openmp(), mode=ctypes.RTLD_GLOBAL)  # ours takes its symbols from there
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeUnavailable(f"{path.name} does not load ({error}): {_REBUILD}") from error
@@ -229,28 +249,37 @@ def open_library(path: Path) -> ctypes.CDLL:
         if function is None:
             raise NativeUnavailable(f"{path.name} has no function {name}: {_REBUILD}")
         function.restype, function.argtypes = result, arguments
-    if library.kp_source_hash().decode() != build.hash_sources():
+    if library.kp_source_hash().decode() != build.hash_sources(package):
         raise NativeUnavailable(f"{path.name} was built from other sources: {_REBUILD}")
     return library
 
 
-def list_openmp_runtimes() -> list[str]:
-    """Paths of the OpenMP runtimes mapped into this process, in the order of their mapping."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return []
-    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
-    return list(dict.fromkeys(path for path in paths if _OPENMP.search(path)))
+def find_openmp() -> str:
+    """Path of the OpenMP runtime that torch runs on. Raises NativeUnavailable.
 
-
-def _share_openmp() -> None:
-    """Give the library torch's own OpenMP runtime: importing torch mapped it, privately."""
-    runtimes = list_openmp_runtimes() or ["libgomp.so.1"]
+    Other packages map private copies of one (sentencepiece does), so a name in the process's maps
+    proves nothing: this is where the dynamic linker finds the symbol from torch's library on.
+    """
+    torch_cpu = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    found = _SymbolInfo()
     try:
-        ctypes.CDLL(runtimes[0], mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
+        function = ctypes.CDLL(str(torch_cpu)).omp_get_max_threads
+        if not ctypes.CDLL(None).dladdr(function, ctypes.byref(found)):
+            raise OSError("dladdr does not know omp_get_max_threads")
+    except (OSError, AttributeError) as error:
         raise NativeUnavailable(f"no OpenMP runtime to share with torch: {error}") from error
+    return os.fsdecode(found.path)
+
+
+class _SymbolInfo(ctypes.Structure):
+    """``Dl_info`` of dlfcn.h."""
+
+    _fields_ = (
+        ("path", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
 
 
 def _row_arguments(name: str, rows: torch.Tensor) -> tuple[int, int, int, int]:

@@ -88,8 +88,9 @@ def read_kv(
 
 def attention(query: np.ndarray, key: np.ndarray, value: np.ndarray, sm_scale: float) -> np.ndarray:
     """Exact causal attention in float64, [T, Hq, D]."""
-    weights = _softmax(_scores(query, key) * sm_scale)
-    return _weigh(weights, value)
+    scores = _hide_future(_scores(query, key) * sm_scale)
+    p = np.exp(scores - _finite_max(scores))
+    return _weigh(p / p.sum(axis=-1, keepdims=True), value)
 
 
 def int8_attention(
@@ -137,6 +138,7 @@ def int8_attention_quantised(
     repeat = query.shape[1] // k.shape[1]
     scores = _scores(q, k) * q_scale.T[:, :, None].astype(np.float64)
     scores *= np.repeat(k_scale.T, repeat, axis=0)[:, None, :] * sm_scale
+    scores = _hide_future(scores)
     v_scale_of_head = np.repeat(v_scale.T, repeat, axis=0)[:, None, :].astype(np.float64)
 
     n_tokens = k.shape[0]
@@ -170,21 +172,23 @@ def merge_partitions(outputs: np.ndarray, lses: np.ndarray) -> np.ndarray:
 
 
 def _scores(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Causal q . k, float64 [Hq, T, S]; what a query may not see is -inf."""
-    repeat = query.shape[1] // key.shape[1]
-    keys = np.repeat(key, repeat, axis=1).astype(np.float64)
-    scores = np.einsum("thd,shd->hts", query.astype(np.float64), keys)
-    n_query, n_tokens = query.shape[0], key.shape[0]
+    """q . k of every query and position, float64 [Hq, T, S]."""
+    keys = np.repeat(key, query.shape[1] // key.shape[1], axis=1).astype(np.float64)
+    return np.einsum("thd,shd->hts", query.astype(np.float64), keys, optimize=True)
+
+
+def _hide_future(scores: np.ndarray) -> np.ndarray:
+    """Scores [Hq, T, S] with -inf where a query may not see: the T queries are the last T of S."""
+    _, n_query, n_tokens = scores.shape
     position = np.arange(n_tokens - n_query, n_tokens)
-    scores[:, np.arange(n_tokens)[None, :] > position[:, None]] = -np.inf
-    return scores
+    return np.where(np.arange(n_tokens) > position[:, None], -np.inf, scores)
 
 
 def _weigh(weights: np.ndarray, value: np.ndarray) -> np.ndarray:
     """weights [Hq, T, S] times value [S, Hkv, D], float64 [T, Hq, D]."""
     repeat = weights.shape[0] // value.shape[1]
     values = np.repeat(value, repeat, axis=1).astype(np.float64)
-    return np.einsum("hts,shd->thd", weights, values)
+    return np.einsum("hts,shd->thd", weights, values, optimize=True)
 
 
 def _round_groups(w: np.ndarray, group: int) -> np.ndarray:
@@ -194,11 +198,6 @@ def _round_groups(w: np.ndarray, group: int) -> np.ndarray:
     scale = np.abs(grouped).max(axis=-1, keepdims=True) / QMAX
     rounded = np.rint(grouped / np.where(scale == 0, 1, scale)) * scale
     return rounded.reshape(*w.shape[:-1], -1)[..., : w.shape[-1]]
-
-
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - _finite_max(scores))
-    return p / p.sum(axis=-1, keepdims=True)
 
 
 def _finite_max(scores: np.ndarray) -> np.ndarray:
