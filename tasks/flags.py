@@ -61,8 +61,9 @@ def has_repetition(text: str) -> bool:
     ids = np.fromiter((numbers[u] for u in units), dtype=np.int64, count=n)
     needed = max(LOOP_MIN_UNITS, min(LOOP_LONG_UNITS, n * LOOP_MIN_SHARE))
     for period in range(1, min(LOOP_MAX_PERIOD_UNITS, n // LOOP_MIN_REPEATS) + 1):
-        longest = _longest_run(ids[period:] == ids[:-period]) + period
-        if longest >= max(needed, LOOP_MIN_REPEATS * period):
+        equal = ids[period:] == ids[:-period]
+        wanted = max(needed, LOOP_MIN_REPEATS * period) - period
+        if np.count_nonzero(equal) >= wanted and _longest_run(equal) >= wanted:
             return True
     if n < NGRAM_MIN_UNITS:
         return False
@@ -86,7 +87,7 @@ def has_script_change(text: str, references: Sequence[str]) -> bool:
 def _split_units(text: str) -> list[str]:
     units: list[str] = []
     for word in _UNIT.findall(text):
-        if len(word) > LONG_WORD_CHARS or is_unspaced(word[0]):
+        if len(word) > LONG_WORD_CHARS or (not word.isascii() and is_unspaced(word[0])):
             units.extend(word)
         else:
             units.append(word)

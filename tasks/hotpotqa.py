@@ -105,12 +105,16 @@ def _write_bridge(corpus: Corpus) -> tuple[str, str, list[tuple[str, str]]]:
     person, agency = corpus.person(), corpus.agency()
     about_person = _describe_person(corpus, person, agency)
     about_agency, town, year = _describe_agency(corpus, agency)
-    question, answer = corpus.rng.choice(
-        [
-            (f"In which town is the head office of the agency that {person} directs?", town),
-            (f"In which year was the agency that {person} directs founded?", str(year)),
-        ]
-    )
+    asks_year = corpus.rng.random() < 0.5
+    # HotpotQA has easy questions too, that name the passage to go to: half of these do.
+    if corpus.rng.random() < 0.5:
+        what = "year was it founded" if asks_year else "town is its head office"
+        question = f"{person} directs the {agency}. In which {what}?"
+    elif asks_year:
+        question = f"In which year was the agency that {person} directs founded?"
+    else:
+        question = f"In which town is the head office of the agency that {person} directs?"
+    answer = str(year) if asks_year else town
     return question, answer, [(person, about_person), (agency, about_agency)]
 
 
@@ -140,8 +144,8 @@ def _describe_person(corpus: Corpus, person: str, agency: str) -> str:
 def _describe_agency(corpus: Corpus, agency: str) -> tuple[str, str, int]:
     town, year = corpus.town(), corpus.year()
     text = (
-        f"The {agency} is a public body. It was founded in {year}. "
-        f"Its head office is in {town}, near the river {corpus.river()}."
+        f"The {agency} was founded in {year}. "
+        f"The head office of the {agency} is in {town}, near the river {corpus.river()}."
     )
     return text, town, year
 
