@@ -1,0 +1,131 @@
+"""``python -m kernels_patch check | bench``: correctness of the patch here, then its speed.
+
+Parses, calls, prints; exits 0 when all is well, 1 when a case failed, a shape regressed or the
+kernels are not there, 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from types import ModuleType
+
+import click
+import torch
+
+from kernels_patch import bench as speed
+from kernels_patch import check as correctness
+from kernels_patch import native, torch_form
+
+QUICK = click.option("--quick", is_flag=True, help="The small cases and shapes only.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Correctness, then speed, of the INT8 KV kernels on this machine."""
+
+
+@main.command()
+@click.option(
+    "--impl",
+    type=click.Choice(["native", "torch"]),
+    default="native",
+    show_default=True,
+    help="The compiled kernels (every instruction set of this CPU), or the plain torch form.",
+)
+@QUICK
+def check(impl: str, quick: bool) -> None:
+    """Compare the kernels with float64; exits 1 when a case is out of bounds."""
+    implementations: dict[str, native.NativeKernels | ModuleType] = {"torch": torch_form}
+    if impl == "native":
+        implementations = {isa: native.load(isa) for isa in native.list_instruction_sets()}
+    failed = [name for name, i in implementations.items() if not _check(name, i, quick)]
+    if not quick:
+        _print_budget()
+    if failed:
+        click.echo(f"FAILED: {', '.join(failed)}")
+        sys.exit(1)
+    click.echo("every case is within its bounds")
+
+
+@main.command()
+@click.option(
+    "--heads",
+    type=click.Choice(list(speed.HEADS)),
+    multiple=True,
+    default=list(speed.HEADS),
+    show_default=True,
+    help="Query heads / KV heads x head size; may be repeated.",
+)
+@QUICK
+def bench(heads: tuple[str, ...], quick: bool) -> None:
+    """Time the routes against stock and SDPA, after a check; exits 1 when a shape is slower."""
+    kernels = native.load()
+    if not _check(kernels.isa, kernels, quick=True):
+        click.echo("FAILED: no speed is reported for kernels that are not right")
+        sys.exit(1)
+    click.echo(f"\n{'heads':10}{'route':13}{'query':>6}{'history':>8}", nl=False)
+    click.echo(f"{'patch ms':>10}{'stock ms':>10}{'SDPA ms':>10}{'patch/stock':>12}{'/SDPA':>7}")
+    timings = []
+    for name in heads:
+        for t in speed.measure(speed.list_shapes(name, quick), 0.3 if quick else 2.0):
+            timings.append(t)
+            s = t.shape
+            click.echo(
+                f"{s.heads:10}{s.route:13}{s.query_tokens:6}{s.history_tokens:8}{t.patch_ms:10.3f}"
+                f"{_number(t.stock_ms, 10)}{t.sdpa_ms:10.3f}{_number(t.ratio, 12)}"
+                f"{t.patch_ms / t.sdpa_ms:7.3f}"
+            )
+    slower = speed.find_regressions(timings)
+    yardstick = "stock" if timings[0].stock_ms is not None else "SDPA (vLLM is not installed)"
+    click.echo(
+        f"{len(slower)} of {len(timings)} shapes regress against {yardstick}"
+        if slower
+        else f"no shape regresses against {yardstick}"
+    )
+    line = {
+        "command": " ".join(["python -m kernels_patch", *sys.argv[1:]]),
+        "machine": speed.describe_machine(kernels),
+        "no_shape_regresses": not slower,
+        "timings": [asdict(t) for t in timings],
+    }
+    click.echo(json.dumps(line, separators=(",", ":")))
+    sys.exit(1 if slower else 0)
+
+
+def _check(name: str, implementation: native.NativeKernels | ModuleType, quick: bool) -> bool:
+    """Check and print one implementation; True when every case passed."""
+    passed = True
+    click.echo(f"\n{name}: errors as shares of the largest |V| (exact: RMS, of the exact output)")
+    click.echo(f"{'case':26}{'route':8}{'bytes':>7}{'median':>10}{'worst':>10}{'exact':>10}")
+    for case in correctness.list_cases(quick):
+        for r in correctness.check_case(implementation, correctness.make_batch(case)):
+            passed &= r.passed
+            click.echo(
+                f"{r.case:26}{r.route:8}{'same' if r.same_bytes else 'DIFFER':>7}"
+                f"{r.median_error:10.1e}{r.worst_error:10.1e}{r.exact_rms:10.1e}"
+                f"{'' if r.passed else '  FAILED'}"
+            )
+    return passed
+
+
+def _print_budget() -> None:
+    """What each rounding costs by itself, on normal activations."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(*s, generator=g).numpy() for s in ((16, 9, 64), *[(2048, 3, 64)] * 2))
+    budget = correctness.compute_error_budget(q, k, v, 0.125)
+    parts = "  ".join(f"{name.upper()} {error:.1e}" for name, error in budget.items())
+    click.echo(f"\nerror budget (RMS of the output, each rounding alone): {parts}")
+
+
+def _number(value: float | None, width: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:{width}.3f}"
+
+
+if __name__ == "__main__":
+    try:
+        main(prog_name="python -m kernels_patch")
+    except native.NativeUnavailable as error:
+        click.echo(f"kernels_patch: NO NATIVE KERNELS: {error}", err=True)
+        sys.exit(1)
