@@ -20,7 +20,8 @@ from kernels_patch import reference
 from kernels_patch.gpu.decode import DecodeShape, DecodeWorkspace, build, int8_decode
 from kernels_patch.gpu.layout import UnitLayout
 from kernels_patch.gpu.nvrtc import compile_all
-from kernels_patch.gpu.tuning import DecodeTuning, decode_tuning
+from kernels_patch.gpu.producer import int8_write
+from kernels_patch.gpu.tuning import DecodeTuning, ProducerTuning, decode_tuning
 
 NOWHERE = 1 << 30
 SPARE_PAGES = 3
@@ -143,18 +144,23 @@ def place(
     k_scale: np.ndarray,
     v: np.ndarray,
     v_scale: np.ndarray,
+    first: int = 0,
 ) -> None:
-    """Put payloads [S, Hkv, D] and float32 scales [S, Hkv] of one request into its pages."""
-    for start in range(0, len(k), layout.block_size):
+    """Put payloads [S, Hkv, D] and float32 scales [S, Hkv] of one request into its pages.
+
+    ``first`` is the offset of the first token in the first page.
+    """
+    for start in range(0, first + len(k), layout.block_size):
         pages = cache[table[start // layout.block_size]].reshape(k.shape[1], layout.page_bytes)
-        part = slice(start, start + layout.block_size)
+        part = slice(max(0, start - first), start - first + layout.block_size)
         n = len(k[part])
+        at = slice(max(0, first - start), max(0, first - start) + n)
         for head, page in enumerate(pages):
-            page[layout.k_index[:n]] = k[part, head]
-            page[layout.v_index[:n]] = v[part, head]
+            page[layout.k_index[at]] = k[part, head]
+            page[layout.v_index[at]] = v[part, head]
             for index, scale in ((layout.k_scale_index, k_scale), (layout.v_scale_index, v_scale)):
                 bytes_ = np.ascontiguousarray(scale[part, head]).view(np.int8).reshape(n, 4)
-                page[index[:n, None] + np.arange(4)] = bytes_
+                page[index[at, None] + np.arange(4)] = bytes_
 
 
 def run_decode(problem: Problem) -> np.ndarray:
@@ -212,8 +218,73 @@ def relative_rms(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(difference) / size) if size else float(np.abs(difference).max())
 
 
+@dataclass(frozen=True)
+class WriteCase:
+    """One cache write; ``slots`` is aligned, shifted, scattered or holey (some tokens skipped)."""
+
+    name: str
+    n_tokens: int
+    slots: str = "aligned"
+    kv_heads: int = 4
+    head_dim: int = 256
+    block_size: int = 64
+    data: str = "random"
+    dtype: torch.dtype = torch.bfloat16
+    tuning: ProducerTuning | None = None
+
+
+def write_cases() -> Iterator[WriteCase]:
+    for n_tokens in (1, 2, 15, 16, 17, 100, 2242):
+        for slots in ("aligned", "shifted", "scattered", "holey"):
+            yield WriteCase(f"{n_tokens} {slots}", n_tokens, slots)
+    for kv_heads, head_dim in ((8, 128), (3, 64)):
+        yield WriteCase(f"{kv_heads}/{head_dim}", 100, "shifted", kv_heads, head_dim)
+    for block_size in (16, 784):
+        yield WriteCase(f"page {block_size}", 1000, block_size=block_size)
+    for data in ("outlier", "zeros"):
+        yield WriteCase(data, 100, data=data)
+    yield WriteCase("float16", 100, dtype=torch.float16)
+    for tuning in (ProducerTuning(4, 2), ProducerTuning(16, 4), ProducerTuning(16, 4, split=True)):
+        yield WriteCase(str(tuning), 100, "holey", tuning=tuning)
+
+
+def write_differences(case: WriteCase, device: str = "cuda", seed: int = 0) -> int:
+    """How many bytes of the pages differ from the reference's, those not to be written included."""
+    rng = np.random.default_rng(seed)
+    layout = UnitLayout(case.block_size, case.head_dim)
+    n_pages = -(-case.n_tokens // case.block_size) + SPARE_PAGES
+    start = case.block_size + (5 if case.slots == "shifted" else 0)
+    slots = np.arange(start, start + case.n_tokens)
+    if case.slots == "scattered":
+        slots = rng.permutation(n_pages * case.block_size)[: case.n_tokens]
+    if case.slots == "holey":
+        slots[::3] = -1
+    # Keys and values as slices of one projection's output: tokens are not contiguous.
+    packed = _floats(rng, (case.n_tokens, 3 * case.kv_heads, case.head_dim), case.data)
+    packed = torch.from_numpy(packed).to(device, case.dtype)
+    key, value = packed[:, : case.kv_heads], packed[:, case.kv_heads : 2 * case.kv_heads]
+    want = poisoned_pages(n_pages, case.kv_heads, layout)
+    got = torch.from_numpy(want).to(device, copy=True)
+    int8_write(key, value, got, torch.from_numpy(slots).to(device), case.tuning)
+    parts = (
+        *reference.quantise(key.float().cpu().numpy()),
+        *reference.quantise(value.float().cpu().numpy()),
+    )
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            one = (part[token : token + 1] for part in parts)
+            place(want, layout, np.array([slot // case.block_size]), *one, slot % case.block_size)
+    return int((got.cpu().numpy() != want).sum())
+
+
 def main() -> int:
     failures = 0
+    for case in write_cases():
+        differences = write_differences(case)
+        failures += differences > 0
+        print(
+            f"{'FAIL' if differences else 'ok  '} write {case.name:33} {differences} bytes differ"
+        )
     compile_all(build(case.shape, case.teams) for case in decode_cases())
     for case in decode_cases():
         problem = make_problem(case)

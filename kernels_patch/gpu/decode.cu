@@ -37,9 +37,11 @@ constexpr int UNIT_BYTES = V_SCALE_OFFSET + 4 * UNIT_TOKENS;
 constexpr int SECOND_UNIT = UNIT_BYTES + 64;
 constexpr int STAGE_BYTES = 2 * UNIT_BYTES + 128;
 constexpr int ROWS = Q_LEN * GROUP;
+// A stage belongs to one team for good. Were tiles k and k + STAGES of different teams, the second
+// could find its barrier's last phase complete before tile k has landed, and take it for its own.
+static_assert(STAGES % TEAMS == 0);
 constexpr int WARPS = ROW_BLOCKS * TEAMS;
 constexpr int R = ROWS_A_WARP / 8;         // rows that one lane holds
-constexpr int ROWS_PADDED = ROW_BLOCKS * ROWS_A_WARP;
 constexpr int PART_STRIDE = HEAD_DIM + 8;  // floats; 8 more keep the eight rows in different banks
 constexpr int MAGIC = 0x4B400000;          // 1.5 * 2^23: float(MAGIC + i) - 1.5 * 2^23 == i
 constexpr float MAGIC_F = 12582912.0f;
@@ -48,8 +50,8 @@ constexpr float LEAST_AMAX = 1e-36f;       // below it 127 / amax overflows; the
 
 // Shared memory, in bytes: the ring, the teams' partial outputs, their (max, sum), the barriers.
 constexpr int PART_OFFSET = STAGES * STAGE_BYTES;
-constexpr int STAT_OFFSET = PART_OFFSET + TEAMS * ROWS_PADDED * PART_STRIDE * 4;
-constexpr int BARRIER_OFFSET = STAT_OFFSET + TEAMS * ROWS_PADDED * 8;
+constexpr int STAT_OFFSET = PART_OFFSET + TEAMS * ROWS * PART_STRIDE * 4;
+constexpr int BARRIER_OFFSET = STAT_OFFSET + TEAMS * ROWS * 8;
 
 struct Arguments {
     const unsigned short *q;  // [B * Q_LEN, HKV * GROUP, HEAD_DIM], strides below
@@ -86,10 +88,17 @@ __device__ __forceinline__ void barrier_wait(u32 bar, int parity) {
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@done bra over;\nbra again;\nover:\n}" ::"r"(bar), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void bulk_copy(u32 to, const char *from, int bytes, u32 bar) {
+// Pages are read once a step: marked first to be evicted, they leave L2 to everything else.
+__device__ __forceinline__ u64 evict_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void bulk_copy(u32 to, const char *from, int bytes, u32 bar, u64 policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(policy)
+        : "memory");
 }
 __device__ __forceinline__ uint4 load16(u32 a) {
     uint4 v;
@@ -123,6 +132,12 @@ __device__ __forceinline__ u32 pack4(float a, float b, float c, float d) {  // i
     u32 high = __byte_perm(__float_as_uint(c), __float_as_uint(d), 0x0040);
     return __byte_perm(low, high, 0x5410);
 }
+// x / y correctly rounded, given 1 / y correctly rounded (Markstein), without the slow path of the
+// compiler's division; a rounded quotient is what the reference quantises, ties included.
+__device__ __forceinline__ float divide(float x, float y, float inverse) {
+    float quotient = x * inverse;
+    return fmaf(fmaf(-quotient, y, x), inverse, quotient);
+}
 __device__ __forceinline__ float from_16(u32 bits) {  // low half of bits
 #if FP16
     float x;
@@ -150,23 +165,42 @@ __device__ __forceinline__ int tiles_of(int seq_len) {
 
 // Where a CTA stands on the line of tiles. Every warp keeps its own copy.
 struct Walk {
-    int chunk, left;          // tiles of a CTA; those still to come, the present pair's included
+    int chunk, align, left;   // positions of a CTA; see span; those still to come
     int b, h, seq_len, tiles; // the pair and its tiles
     int first, tile;          // line position of its tile 0; the next tile of it
 
+    // Positions that a pair takes up on the line: its tiles, or whole chunks of them.
+    __device__ int span(int n) const { return (n + align - 1) / align * align; }
+
+    // Sum of span over all pairs.
+    __device__ int length(const Arguments &a, int lane) const {
+        int sum = 0;
+        for (int i = lane; i < a.batch; i += 32) sum += span(tiles_of(a.seq_lens[i]));
+        for (int d = 16; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+        return sum * a.kv_heads;
+    }
+
+    // A partition that ends inside a chunk costs its CTA a second merge of teams and pairs, about
+    // the time of MOST_EXTRA tiles: chunks up to that much longer that end with the pairs are better.
+    __device__ void choose_chunk(const Arguments &a, int lane, int total) {
+        constexpr int MOST_EXTRA = 8;
+        const int ctas = gridDim.x, least = max(a.least_tiles, (total + ctas - 1) / ctas);
+        for (int extra = 0; a.batch * a.kv_heads <= ctas && extra <= MOST_EXTRA; extra += max(1, extra)) {
+            chunk = align = least + extra;
+            if (length(a, lane) <= ctas * chunk) return;
+        }
+        chunk = least;
+        align = 1;
+    }
+
     __device__ bool start(const Arguments &a, int lane) {
-        int total = 0;
-        for (int i = lane; i < a.batch; i += 32) total += tiles_of(a.seq_lens[i]);
-        for (int d = 16; d; d /= 2) total += __shfl_xor_sync(~0u, total, d);
-        total *= a.kv_heads;
-        chunk = max(a.least_tiles, (total + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+        align = 1;
+        choose_chunk(a, lane, length(a, lane));
         const int begin = blockIdx.x * chunk;
-        left = min(chunk, total - begin);
-        if (left <= 0) return false;
         int before = 0;
-        for (int b0 = 0;; b0 += 32) {
+        for (int b0 = 0; b0 < a.batch; b0 += 32) {
             int n = b0 + lane < a.batch ? tiles_of(a.seq_lens[b0 + lane]) : 0;
-            int upto = n * a.kv_heads;
+            int upto = span(n) * a.kv_heads;
             for (int d = 1; d < 32; d *= 2) {
                 int other = __shfl_up_sync(~0u, upto, d);
                 if (lane >= d) upto += other;
@@ -176,27 +210,29 @@ struct Walk {
                 int owner = __ffs(past) - 1;
                 b = b0 + owner;
                 tiles = __shfl_sync(~0u, n, owner);
-                first = before + __shfl_sync(~0u, upto, owner) - tiles * a.kv_heads;
-                break;
+                first = before + __shfl_sync(~0u, upto, owner) - span(tiles) * a.kv_heads;
+                seq_len = a.seq_lens[b];
+                h = (begin - first) / span(tiles);
+                first += h * span(tiles);
+                tile = begin - first;
+                left = align > 1 ? tiles - tile : chunk;
+                return true;
             }
             before += __shfl_sync(~0u, upto, 31);
         }
-        seq_len = a.seq_lens[b];
-        h = (begin - first) / tiles;
-        first += h * tiles;
-        tile = begin - first;
-        return true;
+        return false;  // past the last pair
     }
     __device__ int end() const { return min(tiles, tile + left); }
-    __device__ bool next(const Arguments &a) {  // to the next pair; false when the range is done
+    __device__ bool next(const Arguments &a) {  // to the next pair; false when the chunk is done
         left -= end() - tile;
-        if (left == 0) return false;
+        if (left == 0 || align > 1) return false;
         first += tiles;
         tile = 0;
         if (++h == a.kv_heads) {
             h = 0;
-            do seq_len = a.seq_lens[++b];
-            while (seq_len <= 0);
+            do
+                if (++b == a.batch) return false;
+            while ((seq_len = a.seq_lens[b]) <= 0);
             tiles = tiles_of(seq_len);
         }
         return true;
@@ -215,6 +251,7 @@ struct Ring {
 };
 
 __device__ void produce(const Arguments &a, const Ring &ring, int lane) {
+    const u64 policy = evict_first();
     Walk walk;
     if (!walk.start(a, lane)) return;
     int k = 0;
@@ -238,7 +275,7 @@ __device__ void produce(const Arguments &a, const Ring &ring, int lane) {
                 __syncwarp();
                 if (lane / 2 == i && present)
                     bulk_copy(ring.stage(k) + lane % 2 * SECOND_UNIT, unit, UNIT_BYTES,
-                              ring.full_bar(k));
+                              ring.full_bar(k), policy);
             }
         }
     } while (walk.next(a));
@@ -252,6 +289,7 @@ struct Rows {
     float out[HEAD_DIM / 8][2 * R];
 
     __device__ void load(const Arguments &a, int b, int h, int row_block, int g, int t) {
+#pragma unroll
         for (int r = 0; r < R; ++r) {
             int row = row_block * ROWS_A_WARP + r * 8 + g;
             uint4 raw[HEAD_DIM / 64][2];
@@ -270,7 +308,7 @@ struct Rows {
                 }
             amax = over_lanes_max(amax);
             float scale = amax / 127.0f;
-            float divisor = scale > 0 ? scale : 1.0f;
+            float divisor = scale > 0 ? scale : 1.0f, inverse = 1.0f / divisor;
 #pragma unroll
             for (int i = 0; i < HEAD_DIM / 64; ++i)
 #pragma unroll
@@ -278,8 +316,8 @@ struct Rows {
                     const u32 words[4] = {raw[i][s].x, raw[i][s].y, raw[i][s].z, raw[i][s].w};
                     float x[8];
                     for (int e = 0; e < 4; ++e) {
-                        x[2 * e] = __fdiv_rn(from_16(words[e]), divisor) + MAGIC_F;
-                        x[2 * e + 1] = __fdiv_rn(from_16(words[e] >> 16), divisor) + MAGIC_F;
+                        x[2 * e] = divide(from_16(words[e]), divisor, inverse) + MAGIC_F;
+                        x[2 * e + 1] = divide(from_16(words[e] >> 16), divisor, inverse) + MAGIC_F;
                     }
                     q[i][s][r] = pack4(x[0], x[1], x[2], x[3]);
                     q[i][s][R + r] = pack4(x[4], x[5], x[6], x[7]);
@@ -290,6 +328,7 @@ struct Rows {
         }
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; ++n)
+#pragma unroll
             for (int c = 0; c < 2 * R; ++c) out[n][c] = 0;
     }
 
@@ -391,21 +430,25 @@ __device__ __forceinline__ i64 slot_row(int cta, int first_cta, int row) {
 }
 
 // The end of a partition: the teams are merged in shared memory. Writes the output when the
-// partition is all of its pair (false), else the partition for merge_pair (true).
+// partition is all of its pair (false), else the partition for merge (true).
 __device__ bool end_partition(const Arguments &a, const Walk &walk, const Rows &rows, char *shared,
                               int team, int row_block, int g, int t, Pending &pending) {
     float *part = reinterpret_cast<float *>(shared + PART_OFFSET);
     float2 *stat = reinterpret_cast<float2 *>(shared + STAT_OFFSET);
+#pragma unroll
     for (int r = 0; r < R; ++r) {
-        int row = team * ROWS_PADDED + row_block * ROWS_A_WARP + r * 8 + g;
+        int row = row_block * ROWS_A_WARP + r * 8 + g;
         float sum = rows.sum[r];
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        if (t == 0) stat[row] = make_float2(rows.max[r], sum);
+        if (row < ROWS) {
+            row += team * ROWS;
+            if (t == 0) stat[row] = make_float2(rows.max[r], sum);
 #pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n)
-            *reinterpret_cast<float2 *>(part + row * PART_STRIDE + n * 8 + t * 2) =
-                make_float2(rows.out[n][2 * r], rows.out[n][2 * r + 1]);
+            for (int n = 0; n < HEAD_DIM / 8; ++n)
+                *reinterpret_cast<float2 *>(part + row * PART_STRIDE + n * 8 + t * 2) =
+                    make_float2(rows.out[n][2 * r], rows.out[n][2 * r + 1]);
+        }
     }
     consumers_sync();
     pending.pair = walk.b * a.kv_heads + walk.h;
@@ -415,13 +458,13 @@ __device__ bool end_partition(const Arguments &a, const Walk &walk, const Rows &
     for (int i = threadIdx.x; i < ROWS * HEAD_DIM / 4; i += WARPS * 32) {
         int row = i / (HEAD_DIM / 4), dim = i % (HEAD_DIM / 4) * 4;
         float peak = MINUS_INFINITY;
-        for (int m = 0; m < TEAMS; ++m) peak = fmaxf(peak, stat[m * ROWS_PADDED + row].x);
+        for (int m = 0; m < TEAMS; ++m) peak = fmaxf(peak, stat[m * ROWS + row].x);
         float base = peak == MINUS_INFINITY ? 0.0f : peak, total = 0;
         float4 o = make_float4(0, 0, 0, 0);
         for (int m = 0; m < TEAMS; ++m) {
-            float2 s = stat[m * ROWS_PADDED + row];
+            float2 s = stat[m * ROWS + row];
             float share = exp2_fast(s.x - base);
-            const float4 v = *reinterpret_cast<float4 *>(part + (m * ROWS_PADDED + row) * PART_STRIDE + dim);
+            const float4 v = *reinterpret_cast<float4 *>(part + (m * ROWS + row) * PART_STRIDE + dim);
             total += share * s.y;
             o.x += share * v.x, o.y += share * v.y, o.z += share * v.z, o.w += share * v.w;
         }
@@ -435,33 +478,27 @@ __device__ bool end_partition(const Arguments &a, const Walk &walk, const Rows &
             if (dim == 0) __stcg(a.partial_lse + at, peak + log2f(total));  // -inf: it saw nothing
         }
     }
-    if (pending.n > 1) __threadfence();
     consumers_sync();  // all is written, and part is free again
-    if (pending.n > 1 && threadIdx.x == 0) atomicAdd(a.arrived + 2 * pending.pair, 1);
+    if (pending.n > 1 && threadIdx.x == 0)
+        asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.s32 [%0], 1;" ::
+                         "l"(a.arrived + 2 * pending.pair) : "memory");
     return pending.n > 1;
 }
 
-// This CTA's share of a pair's output, once all of the pair's partitions are there. Eight lanes
-// share four dimensions of a row and take every eighth partition each.
-__device__ void merge_pair(const Arguments &a, const Pending &pending) {
-    int *written = a.arrived + 2 * pending.pair, *merged = written + 1;
-    const int n = pending.n;
-    if (threadIdx.x == 0) {
-        int count;
-        do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(count) : "l"(written) : "memory");
-        while (count < n);
-    }
-    consumers_sync();
+// This CTA's share of the output of a pair whose partitions are all written. Several lanes share
+// four dimensions of a row, so that each has about four partitions to read, all at once.
+__device__ void merge_share(const Arguments &a, const Pending &pending) {
     constexpr int QUADS = ROWS * HEAD_DIM / 4;
-    const int share = (QUADS + n - 1) / n, lane = threadIdx.x % 8;
+    const int n = pending.n, lanes = n <= 4 ? 1 : n <= 8 ? 2 : n <= 16 ? 4 : 8;
+    const int share = (QUADS + n - 1) / n, lane = threadIdx.x % lanes;
     const int begin = (blockIdx.x - pending.first_cta) * share, end = min(QUADS, begin + share);
-    for (int i = begin + threadIdx.x / 32 * 4; i < end; i += WARPS * 4) {
-        const int quad = min(i + static_cast<int>(threadIdx.x) % 32 / 8, end - 1);
+    for (int i = begin + threadIdx.x / 32 * (32 / lanes); i < end; i += WARPS * 32 / lanes) {
+        const int quad = min(i + static_cast<int>(threadIdx.x) % 32 / lanes, end - 1);
         const int row = quad / (HEAD_DIM / 4), dim = quad % (HEAD_DIM / 4) * 4;
         float peak = MINUS_INFINITY, total = 0;
         float4 o = make_float4(0, 0, 0, 0);
 #pragma unroll 5
-        for (int p = lane; p < n; p += 8) {
+        for (int p = lane; p < n; p += lanes) {
             i64 at = slot_row(pending.first_cta + p, pending.first_cta, row);
             float lse = __ldcg(a.partial_lse + at);
             float4 v = __ldcg(reinterpret_cast<const float4 *>(a.partial + at * HEAD_DIM + dim));
@@ -473,18 +510,30 @@ __device__ void merge_pair(const Arguments &a, const Pending &pending) {
             o.z = o.z * keep + e * v.z, o.w = o.w * keep + e * v.w;
         }
         float top = peak;
-        for (int d = 4; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+        for (int d = lanes / 2; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
         float keep = exp2_fast(peak - top);  // some partition saw the row's own token: top is finite
         float sums[5] = {total * keep, o.x * keep, o.y * keep, o.z * keep, o.w * keep};
-        for (float &sum : sums)
-            for (int d = 4; d; d /= 2) sum += __shfl_xor_sync(~0u, sum, d);
+        for (int d = lanes / 2; d; d /= 2)
+            for (float &sum : sums) sum += __shfl_xor_sync(~0u, sum, d);
         float inverse = 1.0f / sums[0];
         if (lane == 0)
             store_out(pending.out, a.out_stride, row, dim,
                       make_float4(sums[1] * inverse, sums[2] * inverse, sums[3] * inverse, sums[4] * inverse));
     }
+}
+
+__device__ void merge(const Arguments &a, const Pending (&pending)[2], int n_pending) {
+    const bool watches = static_cast<int>(threadIdx.x) < n_pending;
+    int *written = watches ? a.arrived + 2 * pending[threadIdx.x].pair : nullptr;
+    if (watches) {
+        int count;
+        do asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(count) : "l"(written) : "memory");
+        while (count < pending[threadIdx.x].n);
+    }
+    consumers_sync();
+    for (int i = 0; i < n_pending; ++i) merge_share(a, pending[i]);
     // Nobody looks at the counters again once all n have come here: ready for the next launch.
-    if (threadIdx.x == 0 && atomicAdd(merged, 1) == n - 1) *written = *merged = 0;
+    if (watches && atomicAdd(written + 1, 1) == pending[threadIdx.x].n - 1) written[0] = written[1] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__((WARPS + 1) * 32, 1)
@@ -536,5 +585,5 @@ int8_decode(const __grid_constant__ Arguments a) {
         // this CTA has no work left that another one could be waiting for.
         if (end_partition(a, walk, rows, shared, team, row_block, g, t, pending[n_pending])) ++n_pending;
     } while (walk.next(a));
-    for (int i = 0; i < n_pending; ++i) merge_pair(a, pending[i]);
+    if (n_pending) merge(a, pending, n_pending);
 }

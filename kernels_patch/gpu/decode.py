@@ -22,7 +22,7 @@ HEAD_DIMS = (64, 128, 256)
 MAX_Q_LEN = 8
 MAX_ROWS = 64  # query positions times heads of a group: four warps of 16 rows
 SHARED_BYTES = 227 * 1024  # what one CTA of an SM 9.0 can have
-MAX_STAGES = 24
+MAX_STAGES = 48
 MAX_WARPS = 8  # that still have registers for 16 rows each
 _SOURCE = Path(__file__).with_name("decode.cu")
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1}
@@ -76,13 +76,14 @@ class DecodeShape:
     def shared_bytes(self, teams: int, stages: int) -> int:
         """Dynamic shared memory of one CTA; decode.cu lays it out in the same order."""
         stage = 2 * UnitLayout(self.block_size, self.head_dim).unit_bytes + 128
-        rows = teams * self.row_blocks * self.rows_a_warp
+        rows = teams * self.rows
         return stages * stage + rows * (self.head_dim + 8) * 4 + rows * 8 + stages * 16 + 16
 
     def stages(self, teams: int) -> int:
-        """Ring depth: all the shared memory there is, since it is what keeps memory busy."""
+        """Ring depth: as deep as shared memory allows, the same number of stages for each team."""
         one = self.shared_bytes(teams, 1) - self.shared_bytes(teams, 0)
-        return min(MAX_STAGES, (SHARED_BYTES - self.shared_bytes(teams, 0)) // one)
+        most = min(MAX_STAGES, (SHARED_BYTES - self.shared_bytes(teams, 0)) // one)
+        return most // teams * teams
 
 
 class DecodeWorkspace:
@@ -175,7 +176,7 @@ def _kernel(shape: DecodeShape, teams: int, device: int) -> nvrtc.Kernel:
 def build(shape: DecodeShape, teams: int) -> nvrtc.Build:
     """What decode.cu is compiled with; raises ValueError when it cannot fit into an SM."""
     stages = shape.stages(teams)
-    if stages < 2 or teams * shape.row_blocks > MAX_WARPS:
+    if stages == 0 or teams * shape.row_blocks > MAX_WARPS:
         raise ValueError(f"{teams} teams of {shape.row_blocks} warps do not fit into one SM")
     definitions = {
         "HEAD_DIM": shape.head_dim,

@@ -47,12 +47,12 @@ def int8_write(
     if n_tokens == 0:
         return
     tuning = tuning or producer_tuning(n_tokens)
-    _write[(triton.cdiv(n_tokens, tuning.tokens), kv_heads, 2)](
+    _write[(triton.cdiv(n_tokens, tuning.tokens), kv_heads, 2 if tuning.split else 1)](
         key, value, kv_cache, slot_mapping, n_tokens,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),
         kv_cache.stride(0), kv_cache.stride(1),
         BLOCK_SIZE=block_size, D=head_dim, UNIT_BYTES=layout.unit_bytes, TOKENS=tuning.tokens,
-        num_warps=tuning.warps,
+        SPLIT=tuning.split, num_warps=tuning.warps,
     )  # fmt: skip
 
 
@@ -61,44 +61,79 @@ def _write(
     key, value, kv_cache, slot_mapping, n_tokens,
     key_token, key_head, value_token, value_head, block_stride, head_stride,
     BLOCK_SIZE: tl.constexpr, D: tl.constexpr, UNIT_BYTES: tl.constexpr, TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """One program: TOKENS tokens of one head, K (axis 2 = 0) or V (1)."""
+    """One program: TOKENS tokens of one head, both K and V, or with SPLIT one of them (axis 2)."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     head = tl.program_id(1)
-    dim = tl.arange(0, D)
-    slot = tl.load(slot_mapping + token, mask=token < n_tokens, other=-1).to(tl.int32)
-    real = slot >= 0
-    block = tl.where(real, slot // BLOCK_SIZE, 0)
-    unit = (slot % BLOCK_SIZE) // 16
-    row = slot % 16
-    base = block.to(tl.int64) * block_stride + head * head_stride + unit * UNIT_BYTES
-    if tl.program_id(2) == 0:
-        at = key + token[:, None].to(tl.int64) * key_token + head * key_head + dim[None, :]
-        q, scale = _quantise(tl.load(at, mask=real[:, None], other=0.0))
-        place = (dim // 64) * 1024 + dim % 64
-        to = base[:, None] + row[:, None] * 64 + place[None, :]
-        tl.store(kv_cache + to, q, mask=real[:, None])
-        scales = (kv_cache + base + 32 * D + row * 4).to(tl.pointer_type(tl.float32))
-        tl.store(scales, scale, mask=real)
-    else:
-        at = value + token[:, None].to(tl.int64) * value_token + head * value_head + dim[None, :]
-        q, scale = _quantise(tl.load(at, mask=real[:, None], other=0.0))
-        scales = (kv_cache + base + 32 * D + 64 + row * 4).to(tl.pointer_type(tl.float32))
-        tl.store(scales, scale, mask=real)
-        whole_unit = False
-        if TOKENS == 16:
-            start = tl.min(slot, axis=0)
-            whole_unit = (start >= 0) & (start % 16 == 0)
-            whole_unit &= tl.sum((slot != start + tl.arange(0, 16)).to(tl.int32), axis=0) == 0
-        if whole_unit:  # 16 neighbouring tokens fill the unit: rows of 16 bytes
-            start = tl.min(slot, axis=0)
-            page = (start // BLOCK_SIZE).to(tl.int64) * block_stride + head * head_stride
-            page += (start % BLOCK_SIZE) // 16 * UNIT_BYTES + 16 * D
-            to = page + dim[:, None] * 16 + tl.arange(0, TOKENS)[None, :]
-            tl.store(kv_cache + to, tl.trans(q))
+    present = token < n_tokens
+    slot = tl.load(slot_mapping + token, mask=present, other=-1).to(tl.int32)
+    # Not masked by slot: the loads need not wait for one another.
+    dim = tl.arange(0, D)[None, :]
+    token = token[:, None].to(tl.int64)
+    k_at = key + token * key_token + head * key_head + dim
+    v_at = value + token * value_token + head * value_head + dim
+    if SPLIT:
+        if tl.program_id(2) == 0:
+            k = tl.load(k_at, mask=present[:, None], other=0.0)
+            _store_k(
+                k, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES
+            )
         else:
-            to = base[:, None] + 16 * D + dim[None, :] * 16 + row[:, None]
-            tl.store(kv_cache + to, q, mask=real[:, None])
+            v = tl.load(v_at, mask=present[:, None], other=0.0)
+            _store_v(
+                v, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES
+            )
+    else:
+        k = tl.load(k_at, mask=present[:, None], other=0.0)
+        v = tl.load(v_at, mask=present[:, None], other=0.0)
+        _store_k(k, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
+        _store_v(v, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
+
+
+@triton.jit
+def _unit_of(slot, block_stride, BLOCK_SIZE: tl.constexpr, UNIT_BYTES: tl.constexpr):
+    """Byte offset of the unit that holds ``slot``; 0 for a negative one."""
+    slot = tl.maximum(slot, 0)
+    return (slot // BLOCK_SIZE).to(tl.int64) * block_stride + slot % BLOCK_SIZE // 16 * UNIT_BYTES
+
+
+@triton.jit
+def _store_k(
+    x, slot, pages, block_stride,
+    BLOCK_SIZE: tl.constexpr, D: tl.constexpr, UNIT_BYTES: tl.constexpr,
+):  # fmt: skip
+    q, scale = _quantise(x)
+    unit = pages + _unit_of(slot, block_stride, BLOCK_SIZE, UNIT_BYTES)
+    dim = tl.arange(0, D)
+    place = dim // 64 * 1024 + dim % 64
+    tl.store(unit[:, None] + slot[:, None] % 16 * 64 + place[None, :], q, mask=slot[:, None] >= 0)
+    scales = (unit + 32 * D + slot % 16 * 4).to(tl.pointer_type(tl.float32))
+    tl.store(scales, scale, mask=slot >= 0)
+
+
+@triton.jit
+def _store_v(
+    x, slot, pages, block_stride,
+    BLOCK_SIZE: tl.constexpr, D: tl.constexpr, UNIT_BYTES: tl.constexpr,
+):  # fmt: skip
+    TOKENS: tl.constexpr = x.shape[0]
+    q, scale = _quantise(x)
+    unit = pages + _unit_of(slot, block_stride, BLOCK_SIZE, UNIT_BYTES)
+    dim = tl.arange(0, D)
+    scales = (unit + 32 * D + 64 + slot % 16 * 4).to(tl.pointer_type(tl.float32))
+    tl.store(scales, scale, mask=slot >= 0)
+    start = tl.min(slot, axis=0)
+    whole_unit = False
+    if TOKENS == 16:
+        whole_unit = (start >= 0) & (start % 16 == 0)
+        whole_unit &= tl.sum((slot != start + tl.arange(0, 16)).to(tl.int32), axis=0) == 0
+    if whole_unit:  # 16 neighbouring tokens fill the unit: rows of 16 bytes
+        one_unit = pages + _unit_of(start, block_stride, BLOCK_SIZE, UNIT_BYTES) + 16 * D
+        tl.store(one_unit + dim[:, None] * 16 + tl.arange(0, TOKENS)[None, :], tl.trans(q))
+    else:
+        to = unit[:, None] + 16 * D + dim[None, :] * 16 + slot[:, None] % 16
+        tl.store(to, q, mask=slot[:, None] >= 0)
 
 
 @triton.jit

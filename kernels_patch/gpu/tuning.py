@@ -22,10 +22,11 @@ class DecodeTuning:
 
 @dataclass(frozen=True)
 class ProducerTuning:
-    """Tokens and warps of one Triton program of the cache write."""
+    """Tokens and warps of one Triton program of the cache write; ``split``: K and V apart."""
 
     tokens: int
     warps: int
+    split: bool = False
 
 
 def decode_tuning(rows: int, head_dim: int) -> DecodeTuning:
