@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from evalgate.compare import ArmView
@@ -32,22 +33,20 @@ def summarise(side: ArmView, pairs: Sequence[Pair] | None = None) -> dict[str, A
     """
     good = [r for r in side.measured if r.error is None]
     pairs = [(r, r) for r in good] if pairs is None else pairs
-    by_bucket: dict[str, tuple[list[RequestRecord], list[Pair]]] = {
-        b.name: ([], []) for b in side.buckets
-    }
+    figures: dict[str, _Figures] = {b.name: _Figures() for b in side.buckets}
     for record in good:
-        by_bucket.setdefault(record.bucket, ([], []))[0].append(record)
-    for pair in pairs:
-        by_bucket.setdefault(pair[1].bucket, ([], []))[1].append(pair)
-    buckets = {name: _summarise_bucket(*found) for name, found in by_bucket.items()}
+        figures.setdefault(record.bucket, _Figures()).add(record)
+    for baseline, record in pairs:
+        figures.setdefault(record.bucket, _Figures()).add_pair(baseline, record)
+    buckets = {name: found.summarise() for name, found in figures.items()}
     weights = [b.weight for b in side.buckets]
 
     def weigh(figure: str) -> float | None:
         return compute_weighted([buckets[b.name][figure] for b in side.buckets], weights)
 
     return {
-        "output_throughput": _compute_output_throughput(good),
-        "normalised_output_throughput": _compute_normalised_throughput(pairs),
+        "output_throughput": _compute_pooled([f.output for f in figures.values()]),
+        "normalised_output_throughput": _compute_pooled([f.normalised for f in figures.values()]),
         "weighted_output_throughput": weigh("output_throughput"),
         "weighted_normalised_output_throughput": weigh("normalised_output_throughput"),
         "buckets": buckets,
@@ -55,39 +54,54 @@ def summarise(side: ArmView, pairs: Sequence[Pair] | None = None) -> dict[str, A
     }
 
 
-def _summarise_bucket(records: Sequence[RequestRecord], pairs: Sequence[Pair]) -> dict[str, Any]:
-    return {
-        "n": len(records),
-        "output_throughput": _compute_output_throughput(records),
-        "normalised_output_throughput": _compute_normalised_throughput(pairs),
-        "ttft_s": _describe([r.ttft_s for r in records]),
+@dataclass
+class _Figures:
+    """One bucket's values, each computed once; ``output`` and ``normalised`` are (tokens, s)."""
+
+    n: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
+    e2el_s: list[float] = field(default_factory=list)
+    output: list[tuple[int, float]] = field(default_factory=list)
+    normalised: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, record: RequestRecord) -> None:
+        ttft_s, tpot_s, e2el_s = record.ttft_s, record.tpot_s, record.e2el_s
+        self.n += 1
+        if ttft_s is not None:
+            self.ttft_s.append(ttft_s)
         # Several tokens in a single chunk have no time between them that was measured.
-        "tpot_s": _describe([r.tpot_s or None for r in records]),
-        "e2el_s": _describe([r.e2el_s for r in records]),
-    }
+        if tpot_s:
+            self.tpot_s.append(tpot_s)
+        if e2el_s is not None:
+            self.e2el_s.append(e2el_s)
+            if record.output_tokens is not None:
+                self.output.append((record.output_tokens, e2el_s))
+
+    def add_pair(self, baseline: RequestRecord, record: RequestRecord) -> None:
+        tokens = None if baseline.error else baseline.output_tokens
+        seconds = compute_normalised_s(record.ttft_s, record.tpot_s, tokens)
+        if tokens is not None and seconds is not None:
+            self.normalised.append((tokens, seconds))
+
+    def summarise(self) -> dict[str, Any]:
+        return {
+            "n": self.n,
+            "output_throughput": _compute_pooled([self.output]),
+            "normalised_output_throughput": _compute_pooled([self.normalised]),
+            "ttft_s": _describe(self.ttft_s),
+            "tpot_s": _describe(self.tpot_s),
+            "e2el_s": _describe(self.e2el_s),
+        }
 
 
-def _describe(values: Sequence[float | None]) -> dict[str, Any]:
-    known = [v for v in values if v is not None]
-    percentiles = {f"p{p}": compute_percentile(known, p) for p in PERCENTS}
-    return {"n": len(known), "mean": sum(known) / len(known) if known else None, **percentiles}
+def _describe(values: Sequence[float]) -> dict[str, Any]:
+    percentiles = {f"p{p}": compute_percentile(values, p) for p in PERCENTS}
+    return {"n": len(values), "mean": sum(values) / len(values) if values else None, **percentiles}
 
 
-def _compute_output_throughput(records: Sequence[RequestRecord]) -> float | None:
-    known = [
-        (r.output_tokens, r.e2el_s)
-        for r in records
-        if r.output_tokens is not None and r.e2el_s is not None
-    ]
-    return compute_throughput([n for n, _ in known], [s for _, s in known])
-
-
-def _compute_normalised_throughput(pairs: Sequence[Pair]) -> float | None:
-    known = []
-    for a, b in pairs:
-        seconds = compute_normalised_s(b.ttft_s, b.tpot_s, a.output_tokens)
-        if seconds is not None and a.error is None:
-            known.append((a.output_tokens or 0, seconds))
+def _compute_pooled(groups: Sequence[Sequence[tuple[int, float]]]) -> float | None:
+    known = [value for group in groups for value in group]
     return compute_throughput([n for n, _ in known], [s for _, s in known])
 
 
