@@ -215,7 +215,7 @@ struct Walk {
                 h = (begin - first) / span(tiles);
                 first += h * span(tiles);
                 tile = begin - first;
-                left = align > 1 ? tiles - tile : chunk;
+                left = align > 1 ? min(chunk, tiles - tile) : chunk;
                 return true;
             }
             before += __shfl_sync(~0u, upto, 31);

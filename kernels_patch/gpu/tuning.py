@@ -32,14 +32,16 @@ class ProducerTuning:
 def decode_tuning(rows: int, head_dim: int) -> DecodeTuning:
     """For ``rows`` = queries of one KV head (query positions times heads of the group)."""
     if rows <= 8:
-        return DecodeTuning(teams=4, least_tiles=4)
+        return DecodeTuning(teams=4 if head_dim == 256 else 6, least_tiles=4)
     if rows <= 16:
         return DecodeTuning(teams=4, least_tiles=4)
-    return DecodeTuning(teams=2, least_tiles=4)
+    return DecodeTuning(teams=3 if rows <= 32 else 2, least_tiles=4)
 
 
 def producer_tuning(n_tokens: int) -> ProducerTuning:
     """For a write of ``n_tokens`` tokens."""
     if n_tokens <= 64:
-        return ProducerTuning(tokens=1, warps=1)
-    return ProducerTuning(tokens=16, warps=4)
+        return ProducerTuning(tokens=1, warps=4, split=True)
+    if n_tokens <= 3072:
+        return ProducerTuning(tokens=4, warps=2, split=True)
+    return ProducerTuning(tokens=8, warps=4, split=True)
