@@ -93,7 +93,7 @@ class BootstrapEstimate:
     The plain percentile interval is too narrow by sqrt((n - k)/n) and by normal instead of t
     quantiles; its tail area is therefore expanded to Phi(-sqrt(n/(n - k)) t) for n units in k
     strata (Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician
-    69(4), 2015, section 3.3: the expanded percentile interval).
+    69(4), 2015: the expanded percentile interval).
     """
 
     value: float
