@@ -19,9 +19,9 @@ from typing import Any
 
 from evalgate.client import Client, NotSupportedError
 from evalgate.environment import read_environment
-from evalgate.errors import ServerDiedError
+from evalgate.errors import ServerAnswerError, ServerDiedError
 from evalgate.generation import Generation
-from evalgate.load import LoadPrompt, compute_nonce
+from evalgate.load import LoadPrompt, compute_cache_salt, compute_nonce
 from evalgate.records import (
     Arm,
     Environment,
@@ -142,21 +142,26 @@ class LiveArm:
             self.environment = (
                 Environment(gpu=None, driver=None, cpu=None, packages={}, git=None)
                 if self.arm.attached
-                else read_environment(self.python)
+                else read_environment(self.python, self.arm.env)
             )
         if self.server is not None:
             self.command, self.env = self.server.command, self.server.env
             self.attention_backend = read_backend(self.log_path(self.name, self._block))
         if not (self.arm.attached and self.spec.schedule.warmup == 0):
-            self._canary = {"prompt": CANARY_PROMPT, "cold_text": self._ask_canary()}
+            self._canary = {"prompt": CANARY_PROMPT, "cold_text": self._ask_canary("cold")}
         self.mark("ready")
 
-    def _ask_canary(self) -> str | None:
+    def _ask_canary(self, when: str) -> str | None:
+        """A short answer; a server that cannot give it is not ready, whatever its port says."""
         messages = [{"role": "user", "content": CANARY_PROMPT}]
-        done = self.client.generate(messages, CANARY_TOKENS, cache_salt=f"{self.run_id}/canary")
+        salt = compute_cache_salt(self.run_id, self.name, self._block, f"canary {when}")
+        done = self.client.generate(messages, CANARY_TOKENS, cache_salt=salt)
         if done.error is not None:
             self.check_alive()
-            return None
+            raise ServerAnswerError(
+                f"the {self.name} server failed a first short request "
+                f"({done.error.category}: {done.error.message}): see its log"
+            )
         return done.text
 
     def mark(self, point: str) -> None:
@@ -179,7 +184,7 @@ class LiveArm:
         """Read what only the end of a block can tell: the canary's warm answer, the counters."""
         self.mark("end")
         if self._canary is not None:
-            self._canary["warm_text"] = self._ask_canary()
+            self._canary["warm_text"] = self._ask_canary("warm")
 
     def send_load(
         self, prompt: LoadPrompt, repetition: int, *, phase: str, salt: str

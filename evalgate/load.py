@@ -122,8 +122,11 @@ def select_warmup(prompts: Sequence[LoadPrompt], count: int) -> list[LoadPrompt]
 
 
 def compute_cache_salt(run_id: str, arm: str, block: int, repetition: int | str) -> str:
-    """A salt of its own for each arm, block and repetition: no prefix can be served from cache."""
-    return f"{run_id}/{arm}/{block}/{repetition}"
+    """A salt of its own for each arm, block and repetition: no prefix can be served from cache.
+
+    A digest, as vLLM takes no separators and no long names.
+    """
+    return hashlib.sha256(f"{run_id}/{arm}/{block}/{repetition}".encode()).hexdigest()[:32]
 
 
 def compute_nonce(salt: str) -> str:

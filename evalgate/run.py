@@ -20,6 +20,7 @@ from evalgate.embedded import ensure_packaged_model
 from evalgate.errors import (
     EvalgateError,
     InterruptedRunError,
+    ServerAnswerError,
     ServerDiedError,
     SpecError,
     UsageError,
@@ -34,7 +35,7 @@ from evalgate.load import (
     plan_pairs,
     select_warmup,
 )
-from evalgate.records import SCHEMA_VERSION, Run
+from evalgate.records import SCHEMA_VERSION, RequestRecord, Run
 from evalgate.spec import (
     BASELINE,
     PACKAGED_MODEL,
@@ -268,7 +269,13 @@ def _measure(
     for number, prompt in enumerate(select_warmup(plan.prompts, spec.schedule.warmup)):
         for name, arm in live.items():
             salt = compute_cache_salt(run_id, name, block, f"{WARMUP_SALT}{number}")
-            _record_load(state, arm, prompt, number, "warmup", salt)
+            record = _record_load(state, arm, prompt, number, "warmup", salt)
+            if record.error is not None:
+                raise ServerAnswerError(
+                    f"the {name} server failed the warm-up request {prompt.prompt_id} "
+                    f"({record.error.category}: {record.error.message}): mend that before hours "
+                    "are spent, then continue with --resume"
+                )
     _mark(live, "warm")
 
     pairs = plan_pairs(
@@ -368,12 +375,13 @@ def _build_plan(spec: Spec, arm: LiveArm) -> Plan:
 
 def _record_load(
     state: RunState, arm: LiveArm, prompt: LoadPrompt, repetition: int, phase: str, salt: str
-) -> None:
+) -> RequestRecord:
     record = arm.send_load(prompt, repetition, phase=phase, salt=salt)
     state.writer.append_request(record)
     _stop_if_dead(record.error, arm.name)
     work = _work(prompt.prompt_tokens, state.spec.load.output_tokens)
     state.progress.advance(work, f"{phase} {prompt.prompt_id} {arm.name}")
+    return record
 
 
 def _stop_if_dead(error: Any, arm: str) -> None:

