@@ -141,7 +141,7 @@ def measure(design: Design, trials: int) -> dict[str, list[float | None]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--trials", type=int, default=1000)
     trials = parser.parse_args().trials
     started = time.perf_counter()
     results = {design.name: measure(design, trials) for design in DESIGNS}

@@ -219,7 +219,7 @@ def judge(
     effects = [evidence.estimate(rule, policy.validity) for rule in rules]
     p_values = _adjust_fail_p_values(rules, effects)
     results = [
-        _judge_rule(rule, effect, p_value, _describe_context(rule, evidence, noise))
+        judge_rule(rule, effect, p_value, _describe_context(rule, evidence, noise))
         for rule, effect, p_value in zip(rules, effects, p_values, strict=True)
     ]
     results = _hold_back(results, valid=not found.reasons)
@@ -285,9 +285,13 @@ def _adjust_fail_p_values(
     return [None if p is None else (p, next(adjusted)) for p in raw]
 
 
-def _judge_rule(
+def judge_rule(
     rule: Rule, effect: Effect, p_fail: tuple[float, float] | None, context: dict[str, Any]
 ) -> RuleResult:
+    """One rule's outcome from its effect and the p-value of its margin, raw and after Holm.
+
+    ``context`` is shown in ``details`` and decides nothing.
+    """
     metric, threshold = rule.definition, compute_threshold(rule)
     observed = to_shown(metric, effect.value)
     low = high = None

@@ -12,8 +12,10 @@ from factories import (
 )
 
 from evalgate.compare import view, views_of_run
-from evalgate.gate import judge
+from evalgate.effects import Effect
+from evalgate.gate import judge, judge_rule
 from evalgate.policy import parse_policy
+from evalgate.stats import StudentEstimate
 
 KEYS = [
     "schema_version", "status", "exit_code", "invalid_reasons", "warnings", "differing_fields",
@@ -279,3 +281,12 @@ def test_the_order_of_records_in_the_file_changes_nothing():
     rules = [make_rule("tpot", bucket="*")]
     one, two = (judge_run(r, rules).to_json()["rules"] for r in (requests, requests[::-1]))
     assert one == two
+
+
+def test_what_is_not_a_number_never_passes():
+    rule = make_policy(make_rule("tpot", 50.0)).rules[0]
+    estimate = StudentEstimate(float("nan"), float("nan"), 3, 4, "t")
+    effect = Effect(float("nan"), estimate, 4, 0, 4)
+    result = judge_rule(rule, effect, None, {})
+    assert result.status == "inconclusive"
+    assert (result.observed, result.ci_low, result.ci_high) == (None, None, None)
