@@ -47,9 +47,13 @@ inline I lanes() {
 
 template <class T, class V>
 inline T horizontal_max(V v) {
-  T best = v[0];
-  for (int i = 1; i < L; ++i) best = v[i] > best ? v[i] : best;
-  return best;
+  typedef T Four __attribute__((vector_size(16)));
+  Four part[L / 4];
+  memcpy(part, &v, sizeof part);
+  for (int i = 1; i < L / 4; ++i) part[0] = part[i] > part[0] ? part[i] : part[0];
+  const T a = part[0][0] > part[0][1] ? part[0][0] : part[0][1];
+  const T b = part[0][2] > part[0][3] ? part[0][2] : part[0][3];
+  return a > b ? a : b;
 }
 
 inline float horizontal_sum(F v) {
