@@ -110,12 +110,10 @@ def _write_count(seed: str, words: int) -> tuple[str, list[str], str]:
     corpus = Corpus(random.Random(f"{seed}/filler"))
     each = max(8, words // n - 2)  # two words are the paragraph's number
     texts = [corpus.prose(each) for _ in range(n_distinct)]
-    texts += [rng.choice(texts) for _ in range(n - n_distinct)]
+    # The last one has no copy and takes the words that do not divide evenly.
+    texts[-1] = f"{texts[-1]} {corpus.prose(words - n * (each + 2))}".rstrip()
+    texts += [rng.choice(texts[: n_distinct - 1]) for _ in range(n - n_distinct)]
     rng.shuffle(texts)
-    # What does not divide evenly goes to a paragraph that has no copy, or nowhere.
-    single = next((i for i, text in enumerate(texts) if texts.count(text) == 1), None)
-    if single is not None and (spare := words - n * (each + 2)) > 0:
-        texts[single] += " " + corpus.prose(spare)
     context = "\n\n".join(f"Paragraph {i}: {text}" for i, text in enumerate(texts, 1))
     return "", [str(n_distinct)], context
 

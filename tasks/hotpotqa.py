@@ -122,7 +122,7 @@ def _write_comparison(corpus: Corpus) -> tuple[str, str, list[tuple[str, str]]]:
     first, second = corpus.agency(), corpus.agency()
     about_first, first_town, first_year = _describe_agency(corpus, first)
     about_second, second_town, second_year = _describe_agency(corpus, second)
-    if first_year != second_year and corpus.rng.random() < 0.5:
+    if first_year != second_year and corpus.rng.random() < 0.75:
         question = f"Which was founded first, the {first} or the {second}?"
         answer = first if first_year < second_year else second
     else:
