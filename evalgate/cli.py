@@ -7,6 +7,7 @@ answer goes to stdout, progress and warnings to stderr.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import traceback
@@ -75,6 +76,8 @@ def run(
     """Measure the arms of SPEC and judge them; without SPEC, the embedded default."""
     from evalgate.commands import measure
 
+    # A CI system ends a job by SIGTERM: what was measured is kept, as at Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if resume_dir is not None and (out is not None or calibrate):
         raise click.UsageError("--resume continues a run as it was begun: drop --out, --calibrate")
     answer = measure(
@@ -122,14 +125,22 @@ def compare(
 @policy_option
 @calibration_option
 @format_option("text")
+@click.option("--explain", "explained", is_flag=True, help="Why the verdict is what it is.")
 @click.pass_context
 def gate(
-    ctx: click.Context, run_dir: str, policy: str | None, calibration: str | None, kind: str
+    ctx: click.Context,
+    run_dir: str,
+    policy: str | None,
+    calibration: str | None,
+    kind: str,
+    explained: bool,
 ) -> None:
     """Judge a stored run again; the exit code is the verdict's."""
     from evalgate.commands import judge_again
 
-    answer = judge_again(run_dir, policy, calibration, kind)
+    if explained and kind != "text":
+        raise click.UsageError("--explain answers in text: drop --format")
+    answer = judge_again(run_dir, policy, calibration, kind, explained=explained)
     click.echo(answer.text)
     ctx.exit(answer.exit_code)
 

@@ -15,6 +15,7 @@ from typing import Any
 from evalgate import report
 from evalgate.embedded import build_embedded_spec
 from evalgate.errors import EXIT_PASS, EvalgateError, SpecError, UsageError
+from evalgate.explain import explain
 from evalgate.gate import judge
 from evalgate.policy import Policy, parse_policy
 from evalgate.progress import RunProgress
@@ -93,12 +94,20 @@ def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kin
     return Answer(answer, code)
 
 
-def judge_again(run_dir: str, policy: str | None, calibration: str | None, kind: str) -> Answer:
+def judge_again(
+    run_dir: str,
+    policy: str | None,
+    calibration: str | None,
+    kind: str,
+    *,
+    explained: bool = False,
+) -> Answer:
     """`evalgate gate` and `evalgate report`: a stored run under its own or another policy."""
     stored = load_run(Path(run_dir))
-    verdict = judge_run(
-        stored, choose_policy(policy, stored.run, stored.label), _load_optional(calibration)
-    )
+    chosen = choose_policy(policy, stored.run, stored.label)
+    verdict = judge_run(stored, chosen, _load_optional(calibration))
+    if explained:
+        return Answer(explain(verdict), verdict.exit_code)
     text = report.render(kind, verdict.to_json(), report.Context.of_run(stored))
     return Answer(text, verdict.exit_code)
 

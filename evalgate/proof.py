@@ -78,7 +78,7 @@ def _check_required(candidate: ArmView, required: list[str], found: Findings) ->
             "run again with the counters readable"
         )
     requests = defaultdict(int)
-    for record in (*candidate.requests, *candidate.samples, *candidate.fidelity):
+    for record in (*candidate.requests, *candidate.samples):
         requests[record.block] += 1
     for evidence in proofs:
         for route in required:

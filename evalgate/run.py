@@ -25,7 +25,14 @@ from evalgate.errors import (
     SpecError,
     UsageError,
 )
-from evalgate.fidelity import REPLAYED_ROUTES, Reference, Setup, build_reference, measure_arm
+from evalgate.fidelity import (
+    REPLAYED_ROUTES,
+    Prompt,
+    Reference,
+    Setup,
+    build_reference,
+    measure_arm,
+)
 from evalgate.live import LiveArm, utc_now
 from evalgate.load import (
     WARMUP_SALT,
@@ -312,9 +319,9 @@ def _measure_fidelity(state: RunState, live: dict[str, LiveArm], block: int) -> 
     for the arms that are up without it."""
     if BASELINE in live and not state.references:
         setup = _build_setup(state, live, block)
-        for item in _select_fidelity_items(state):
-            state.progress.say(f"fidelity: the baseline's output of {item.sample_id}")
-            state.references.append(build_reference(live[BASELINE].client, item, setup))
+        for prompt in _select_fidelity_prompts(state):
+            state.progress.say(f"fidelity: the baseline's output of {prompt.sample_id}")
+            state.references.append(build_reference(live[BASELINE].client, prompt, setup))
     for name, arm in live.items():
         if not state.references or name in state.replayed:
             continue
@@ -329,13 +336,14 @@ def _measure_fidelity(state: RunState, live: dict[str, LiveArm], block: int) -> 
         state.replayed.add(name)
 
 
-def _select_fidelity_items(state: RunState) -> list[Item]:
+def _select_fidelity_prompts(state: RunState) -> list[Prompt]:
     """Load prompts, evenly spread over all buckets."""
     assert state.plan is not None, "prompts are built before anything is sent"
     assert state.spec.fidelity is not None, "asked for by the spec alone"
-    items = [prompt.item for prompt in state.plan.prompts]
-    count = min(state.spec.fidelity.samples, len(items))
-    return [items[int((i + 0.5) * len(items) / count)] for i in range(count)]
+    prompts = state.plan.prompts
+    count = min(state.spec.fidelity.samples, len(prompts))
+    chosen = [prompts[int((i + 0.5) * len(prompts) / count)] for i in range(count)]
+    return [Prompt(p.prompt_id, p.item.prompt_ids) for p in chosen]
 
 
 def _build_setup(state: RunState, live: dict[str, LiveArm], block: int) -> Setup:

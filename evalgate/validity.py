@@ -56,6 +56,7 @@ def check_validity(
         *check_prefix_cache(baseline, candidate),
         *proof.reasons,
         *check_scoring(baseline, candidate),
+        *check_fidelity(baseline, candidate),
         *lengths.reasons,
         *check_durations(baseline, candidate),
         *(
@@ -265,6 +266,20 @@ def check_scoring(baseline: ArmView, candidate: ArmView) -> list[str]:
     return reasons
 
 
+def check_fidelity(baseline: ArmView, candidate: ArmView) -> list[str]:
+    """A replay that failed, or whose counters do not fit, is no agreement."""
+    reasons = []
+    for side in (baseline, candidate):
+        failed = [r for r in side.fidelity if r.error is not None]
+        if failed:
+            reasons.append(
+                f"{side.title}: {len(failed)} of {len(side.fidelity)} fidelity replays failed "
+                f"(first {failed[0].sample_id}, route {failed[0].route}: "
+                f"{failed[0].error.message}); find the cause and run again"
+            )
+    return reasons
+
+
 def _join(values: set) -> str:
     return " and ".join(sorted(map(str, values)))
 
@@ -344,6 +359,8 @@ def list_warnings(
         warnings.append(f"{unknown} load pairs have no prompt token count from the server")
     for side in {v.run.run_id: v for v in (baseline, candidate)}.values():
         warnings += _warn_machine(side)
+        notes = (side.run.extra or {}).get("notes")
+        warnings += [str(note) for note in notes] if isinstance(notes, list) else []
     return warnings
 
 
