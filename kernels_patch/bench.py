@@ -68,7 +68,7 @@ def list_shapes(heads: str, quick: bool = False) -> list[Shape]:
 
 
 def measure(shapes: list[Shape], seconds_per_shape: float = 2.0) -> Iterator[Timing]:
-    """Time every shape; as many rounds as fit ``seconds_per_shape``, but 5 at least."""
+    """Time every shape; as many rounds as fit ``seconds_per_shape``, but 3 at least."""
     for shape in shapes:
         candidates = _make_candidates(shape)
         times: dict[str, list[float]] = {name: [] for name in candidates}
@@ -79,7 +79,7 @@ def measure(shapes: list[Shape], seconds_per_shape: float = 2.0) -> Iterator[Tim
                 run(round_)
                 if round_:  # the first round touches memory and starts threads
                     times[name].append(time.perf_counter() - begin)
-            if round_ >= 5 and time.perf_counter() - started > seconds_per_shape:
+            if round_ >= 3 and time.perf_counter() - started > seconds_per_shape:
                 break
         medians = {name: statistics.median(t) * 1e3 for name, t in times.items()}
         yield Timing(shape, medians["patch"], medians.get("stock"), medians["sdpa"])
