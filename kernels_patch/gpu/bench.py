@@ -19,16 +19,18 @@ import triton
 from triton.testing import do_bench
 
 from kernels_patch.gpu import check, rivals
-from kernels_patch.gpu.decode import DecodeShape, DecodeWorkspace, build, int8_decode
+from kernels_patch.gpu.decode import DecodeWorkspace, build, int8_decode
 from kernels_patch.gpu.nvrtc import Build, compile_all
+from kernels_patch.gpu.prefix import dequantise
 from kernels_patch.gpu.producer import int8_write
-from kernels_patch.gpu.tuning import decode_tuning
+from kernels_patch.gpu.shape import DecodeShape
 
 L2_TIMES = 4
 MIN_CALLS = 8
 MAX_SETS = 32
 COPY_BYTES = 1 << 31
 BLOCK_SIZE = 64
+PREFIXES = [(q, n) for q in (4096, 3072, 512) for n in (8192, 16384, 32768)]
 MAIN, WIDE, SMALL = (24, 4, 256), (32, 8, 128), (9, 3, 64)
 
 Call = Callable[[], object]
@@ -58,8 +60,7 @@ class DecodePoint:
     def build(self) -> Build:
         """The kernel that ``int8_decode`` will ask for."""
         group = self.heads // self.kv_heads
-        shape = DecodeShape(self.head_dim, group, self.q_len, self.block_size)
-        return build(shape, decode_tuning(self.rows, self.head_dim).teams)
+        return build(DecodeShape(self.head_dim, group, self.q_len, self.block_size).plan())
 
     def workspace(self) -> DecodeWorkspace:
         device = torch.device("cuda", 0)
@@ -112,7 +113,7 @@ def sets_for(n_bytes: int) -> int:
 class DecodeInputs:
     """Input sets of one point: the same keys and values in BF16 pages and in INT8 pages."""
 
-    def __init__(self, point: DecodePoint) -> None:
+    def __init__(self, point: DecodePoint, sets: int | None = None) -> None:
         self.point = point
         pages = -(-point.length // point.block_size) * point.batch
         self.block_table = torch.randperm(pages, device="cuda").int().view(point.batch, -1)
@@ -120,7 +121,7 @@ class DecodeInputs:
         self.sets = []
         slots = torch.arange(pages * point.block_size, device="cuda")
         tail = (point.kv_heads, point.head_dim)
-        for _ in range(sets_for(point.int8_bytes)):
+        for _ in range(sets or sets_for(point.int8_bytes)):
             q = torch.randn(
                 point.batch * point.q_len, point.heads, point.head_dim,
                 device="cuda", dtype=torch.bfloat16,
@@ -216,6 +217,33 @@ def measure_lifecycle(point: DecodePoint) -> dict:
     }
 
 
+def measure_prefix(n_queries: int, length: int) -> dict:
+    """FlashAttention-3 over BF16 pages, and over scratch that INT8 pages are unpacked into."""
+    point = DecodePoint(*MAIN, 1, length, n_queries)
+    inputs = DecodeInputs(point, sets=2)
+    scratch = [
+        torch.empty(length, point.kv_heads, point.head_dim, device="cuda", dtype=torch.bfloat16)
+        for _ in range(2)
+    ]
+    start = torch.zeros(1, dtype=torch.int32, device="cuda")
+    unpack, unpack_and_attend = [], []
+    for q, _, _, cache, out in inputs.sets:
+        flash = rivals.flash_attention_contiguous(q, *scratch, out)
+        unpack.append(
+            lambda c=cache: dequantise(
+                c, inputs.block_table, inputs.seq_lens, start, length, *scratch
+            )
+        )
+        unpack_and_attend += [unpack[-1], flash]
+    return {
+        "queries": n_queries,
+        "length": length,
+        "bf16_us": median_us(inputs.rival_calls(rivals.flash_attention)),
+        "first_form_us": 2 * median_us(unpack_and_attend),
+        "unpack_us": median_us(unpack),
+    }
+
+
 def main() -> int:
     if check.main():
         print("the kernels are not correct here: nothing is timed", file=sys.stderr)
@@ -258,6 +286,16 @@ def main() -> int:
             row = measure_lifecycle(DecodePoint(*MAIN, batch, length))
             report["lifecycle"].append(row)
             print(f"{row['point']:28}{row['int8_us']:9.2f}{row['bf16_us']:9.2f}", flush=True)
+        print(f"{'prefix, first form':28}{'INT8 us':>9}{'BF16 us':>9}{'unpack':>9}")
+        report["prefix_first_form"] = []
+        for n_queries, length in PREFIXES:
+            row = measure_prefix(n_queries, length)
+            report["prefix_first_form"].append(row)
+            print(
+                f"{f'{n_queries} queries of {length}':28}{row['first_form_us']:9.1f}"
+                f"{row['bf16_us']:9.1f}{row['unpack_us']:9.1f}",
+                flush=True,
+            )
     print(json.dumps(report, separators=(",", ":")))
     return 0
 

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 
 from kernels_patch import reference
-from kernels_patch.gpu.decode import DecodeShape, DecodeWorkspace, build, int8_decode
+from kernels_patch.gpu.decode import DecodeWorkspace, build, int8_decode
 from kernels_patch.gpu.layout import UnitLayout
 from kernels_patch.gpu.nvrtc import compile_all
+from kernels_patch.gpu.prefix import dequantise
 from kernels_patch.gpu.producer import int8_write
-from kernels_patch.gpu.tuning import DecodeTuning, ProducerTuning, decode_tuning
+from kernels_patch.gpu.shape import DecodePlan, DecodeShape
+from kernels_patch.gpu.tuning import DecodeTuning, ProducerTuning
 
 NOWHERE = 1 << 30
 SPARE_PAGES = 3
@@ -52,8 +54,8 @@ class Case:
         return DecodeShape(self.head_dim, group, self.q_len, self.block_size, fp16)
 
     @property
-    def teams(self) -> int:
-        return (self.tuning or decode_tuning(self.shape.rows, self.head_dim)).teams
+    def plan(self) -> DecodePlan:
+        return self.shape.plan(self.tuning)
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,15 @@ def decode_cases() -> Iterator[Case]:
         tuning = DecodeTuning(teams=4, least_tiles=tiles)
         yield Case(f"least tiles {tiles}", lens=(3000, 70), tuning=tuning)
     for teams in (1, 2, 8):
-        tuning = DecodeTuning(teams=teams, least_tiles=4)
-        yield Case(f"teams {teams}", lens=(3000, 70), tuning=tuning)
+        yield Case(f"teams {teams}", lens=(3000, 70), tuning=DecodeTuning(teams))
+    for q_len, tuning in (
+        (1, DecodeTuning(4, 16)),
+        (2, DecodeTuning(6, 8)),
+        (8, DecodeTuning(2, 8)),
+    ):
+        yield Case(f"q_len {q_len} {tuning}", lens=(3000, 70), q_len=q_len, tuning=tuning)
+    # Many times round the ring, with partitions that start and end inside chunks.
+    yield Case("long ragged batch", lens=(9001, 20000, 3, 7777), kv_heads=2, heads=12)
 
 
 def make_problem(case: Case, device: str = "cuda", seed: int = 0) -> Problem:
@@ -277,15 +286,40 @@ def write_differences(case: WriteCase, device: str = "cuda", seed: int = 0) -> i
     return int((got.cpu().numpy() != want).sum())
 
 
+def dequantise_error(lens: tuple[int, ...], block_size: int, head_dim: int) -> float:
+    """Largest difference of unpacked K and V from payload times scale, as float16 stores them."""
+    problem = make_problem(Case("", head_dim=head_dim, block_size=block_size, lens=lens))
+    starts = torch.tensor(np.cumsum([0, *lens[:-1]]), dtype=torch.int32, device="cuda")
+    shape = (sum(lens), problem.case.kv_heads, head_dim)
+    key = torch.full(shape, float("nan"), dtype=torch.float16, device="cuda")
+    value = torch.full_like(key, float("nan"))
+    dequantise(
+        problem.kv_cache, problem.block_table, problem.seq_lens, starts, max(lens), key, value
+    )
+    worst = 0.0
+    for got, at in ((key, 0), (value, 2)):
+        parts = [one[at] * one[at + 1][..., None] for one in problem.quantised]
+        want = np.concatenate(parts).astype(np.float16)
+        difference = np.abs(got.cpu().numpy().astype(np.float64) - want)
+        worst = max(worst, float("inf") if np.isnan(difference).any() else difference.max())
+    return worst
+
+
 def main() -> int:
     failures = 0
+    for lens, block_size, head_dim in (
+        ((1, 17, 700), 64, 256), ((4000,), 784, 256), ((33, 0, 5), 16, 128)
+    ):  # fmt: skip
+        error = dequantise_error(lens, block_size, head_dim)
+        failures += error > 0
+        print(f"{'FAIL' if error else 'ok  '} unpack {lens} page {block_size} {error:.1e}")
     for case in write_cases():
         differences = write_differences(case)
         failures += differences > 0
         print(
             f"{'FAIL' if differences else 'ok  '} write {case.name:33} {differences} bytes differ"
         )
-    compile_all(build(case.shape, case.teams) for case in decode_cases())
+    compile_all(build(case.plan) for case in decode_cases())
     for case in decode_cases():
         problem = make_problem(case)
         error = relative_rms(run_decode(problem), expected_decode(problem))

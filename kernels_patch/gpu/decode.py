@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 
 from kernels_patch.gpu import nvrtc
-from kernels_patch.gpu.layout import UNIT_TOKENS, UnitLayout
-from kernels_patch.gpu.tuning import DecodeTuning, decode_tuning
+from kernels_patch.gpu.layout import UNIT_TOKENS
+from kernels_patch.gpu.shape import DecodePlan, DecodeShape
+from kernels_patch.gpu.tuning import DecodeTuning
 
-HEAD_DIMS = (64, 128, 256)
-MAX_Q_LEN = 8
-MAX_ROWS = 64  # query positions times heads of a group: four warps of 16 rows
-SHARED_BYTES = 227 * 1024  # what one CTA of an SM 9.0 can have
-MAX_STAGES = 48
-MAX_WARPS = 8  # that still have registers for 16 rows each
 _SOURCE = Path(__file__).with_name("decode.cu")
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1}
 
@@ -37,53 +31,6 @@ class _Arguments(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("table_stride", "batch", "kv_heads", "least_tiles")),
         ("score_scale", ctypes.c_float),
     ]
-
-
-@dataclass(frozen=True)
-class DecodeShape:
-    """What a kernel is compiled for. ``group`` is query heads per KV head."""
-
-    head_dim: int
-    group: int
-    q_len: int
-    block_size: int
-    fp16: bool = False
-
-    def __post_init__(self) -> None:
-        if self.head_dim not in HEAD_DIMS:
-            raise ValueError(f"head_dim is {self.head_dim}: decode serves {HEAD_DIMS}")
-        if not 1 <= self.q_len <= MAX_Q_LEN:
-            raise ValueError(f"q_len is {self.q_len}: decode serves 1 to {MAX_Q_LEN}")
-        if self.rows > MAX_ROWS:
-            raise ValueError(
-                f"q_len {self.q_len} times {self.group} heads a group is {self.rows} rows: "
-                f"decode serves up to {MAX_ROWS}"
-            )
-        UnitLayout(self.block_size, self.head_dim)
-
-    @property
-    def rows(self) -> int:
-        return self.q_len * self.group
-
-    @property
-    def rows_a_warp(self) -> int:
-        return 8 if self.rows <= 8 else 16
-
-    @property
-    def row_blocks(self) -> int:
-        return -(-self.rows // self.rows_a_warp)
-
-    def shared_bytes(self, teams: int, stages: int) -> int:
-        """Dynamic shared memory of one CTA; decode.cu lays it out in the same order."""
-        stage = 2 * UnitLayout(self.block_size, self.head_dim).unit_bytes + 128
-        rows = teams * self.rows
-        return stages * stage + rows * (self.head_dim + 8) * 4 + rows * 8 + stages * 16 + 16
-
-    def stages(self, teams: int) -> int:
-        """Ring depth: as deep as shared memory allows, the same number of stages for each team."""
-        one = self.shared_bytes(teams, 1) - self.shared_bytes(teams, 0)
-        most = min(MAX_STAGES, (SHARED_BYTES - self.shared_bytes(teams, 0)) // one)
-        return most // teams * teams
 
 
 class DecodeWorkspace:
@@ -140,7 +87,7 @@ def int8_decode(
         raise ValueError(f"the workspace is too small for {shape.rows} rows of {head_dim}")
     if 2 * batch * kv_heads > workspace.arrived.numel():
         raise ValueError(f"the workspace is too small for a batch of {batch}")
-    tuning = tuning or decode_tuning(shape.rows, head_dim)
+    plan = shape.plan(tuning)
     arguments = _Arguments(
         q=q.data_ptr(),
         out=out.data_ptr(),
@@ -158,38 +105,23 @@ def int8_decode(
         table_stride=block_table.stride(0),
         batch=batch,
         kv_heads=kv_heads,
-        least_tiles=tuning.least_tiles,
+        least_tiles=plan.tuning.least_tiles,
         score_scale=sm_scale * math.log2(math.e),
     )
-    kernel = _kernel(shape, tuning.teams, q.device.index)
-    threads = 32 * (shape.row_blocks * tuning.teams + 1)
     stream = torch.cuda.current_stream(q.device).cuda_stream
-    kernel.launch_cooperative(workspace.ctas, threads, arguments, stream)
+    kernel = _kernel(plan, q.device.index)
+    kernel.launch_cooperative(workspace.ctas, plan.threads, arguments, stream)
+
+
+def build(plan: DecodePlan) -> nvrtc.Build:
+    """The compilation that ``int8_decode`` asks for, for ``nvrtc.compile_all``."""
+    return nvrtc.Build(_SOURCE, tuple(plan.definitions.items()))
 
 
 @cache
-def _kernel(shape: DecodeShape, teams: int, device: int) -> nvrtc.Kernel:
-    stages = shape.stages(teams)
-    return nvrtc.load(build(shape, teams), "int8_decode", shape.shared_bytes(teams, stages))
-
-
-def build(shape: DecodeShape, teams: int) -> nvrtc.Build:
-    """What decode.cu is compiled with; raises ValueError when it cannot fit into an SM."""
-    stages = shape.stages(teams)
-    if stages == 0 or teams * shape.row_blocks > MAX_WARPS:
-        raise ValueError(f"{teams} teams of {shape.row_blocks} warps do not fit into one SM")
-    definitions = {
-        "HEAD_DIM": shape.head_dim,
-        "GROUP": shape.group,
-        "Q_LEN": shape.q_len,
-        "BLOCK_SIZE": shape.block_size,
-        "ROWS_A_WARP": shape.rows_a_warp,
-        "ROW_BLOCKS": shape.row_blocks,
-        "TEAMS": teams,
-        "STAGES": stages,
-        "FP16": int(shape.fp16),
-    }
-    return nvrtc.Build(_SOURCE, tuple(definitions.items()))
+def _kernel(plan: DecodePlan, device: int) -> nvrtc.Kernel:
+    """Loaded once for each device: a kernel belongs to the context that was current then."""
+    return nvrtc.load(build(plan), "int8_decode", plan.shared_bytes)
 
 
 def _check(

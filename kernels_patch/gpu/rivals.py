@@ -54,6 +54,30 @@ def flash_attention(
     )
 
 
+def flash_attention_contiguous(
+    q: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor
+) -> Call:
+    """FlashAttention-3 of one request over key and value [S, Hkv, D] that need no block table."""
+    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+
+    n_queries, length = q.shape[0], key.shape[0]
+    q_starts = torch.tensor([0, n_queries], dtype=torch.int32, device=q.device)
+    k_starts = torch.tensor([0, length], dtype=torch.int32, device=q.device)
+    return lambda: flash_attn_varlen_func(
+        q,
+        key,
+        value,
+        max_seqlen_q=n_queries,
+        cu_seqlens_q=q_starts,
+        max_seqlen_k=length,
+        cu_seqlens_k=k_starts,
+        softmax_scale=q.shape[-1] ** -0.5,
+        causal=True,
+        out=out,
+        fa_version=3,
+    )
+
+
 def stock_int8(
     q: torch.Tensor,
     key: torch.Tensor,

@@ -1,7 +1,6 @@
-"""Launch shapes as data: what was measured fastest, per device and per problem.
+"""Launch shapes as data: what ``python -m kernels_patch.gpu.bench`` measured fastest on an H200.
 
-Every entry is a measurement of ``python -m kernels_patch.gpu.bench``; a device that is not listed
-gets the default of its architecture, which is right everywhere and fastest nowhere in particular.
+They are right on every Hopper GPU, whatever the device; only the speed was measured on one.
 """
 
 from __future__ import annotations
@@ -11,13 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DecodeTuning:
-    """``teams`` of warps share a CTA's tiles; a CTA takes at least ``least_tiles`` of 32 tokens.
+    """``teams`` of warps share a CTA's tiles; a warp takes ``rows_a_warp`` (8 or 16) queries.
 
-    Few tiles a CTA spread a short context over more SMs, but leave more partitions to merge.
+    A CTA takes at least ``least_tiles`` tiles of 32 tokens: few spread a short context over more
+    SMs, but leave more partitions to merge.
     """
 
     teams: int
-    least_tiles: int
+    rows_a_warp: int = 8
+    least_tiles: int = 4
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,14 @@ class ProducerTuning:
 def decode_tuning(rows: int, head_dim: int) -> DecodeTuning:
     """For ``rows`` = queries of one KV head (query positions times heads of the group)."""
     if rows <= 8:
-        return DecodeTuning(teams=4 if head_dim == 256 else 6, least_tiles=4)
+        return DecodeTuning(teams=4 if head_dim == 256 else 6)
     if rows <= 16:
-        return DecodeTuning(teams=4, least_tiles=4)
-    return DecodeTuning(teams=3 if rows <= 32 else 2, least_tiles=4)
+        return DecodeTuning(teams=4, rows_a_warp=16)
+    return DecodeTuning(teams=3 if rows <= 32 else 2, rows_a_warp=16)
 
 
 def producer_tuning(n_tokens: int) -> ProducerTuning:
     """For a write of ``n_tokens`` tokens."""
     if n_tokens <= 64:
-        return ProducerTuning(tokens=1, warps=4, split=True)
-    if n_tokens <= 3072:
-        return ProducerTuning(tokens=4, warps=2, split=True)
-    return ProducerTuning(tokens=8, warps=4, split=True)
+        return ProducerTuning(tokens=1, warps=1, split=True)
+    return ProducerTuning(tokens=8, warps=4)
