@@ -263,57 +263,59 @@ int kp_decode(int set, void* query, int64_t query_token_stride, int64_t query_he
   const BlockTable table{block_table, table_stride};
   const int n_shared = n_heads / n_kv_heads;
 
-  struct Item { int request, head, partition; };
+  // Partitions of one request and KV head are neighbours; whoever finishes the last of them merges
+  // them. (A second parallel loop would cost a second barrier, and a barrier costs whole scheduler
+  // ticks where other processes want the cores.)
+  struct Item { int request, head, partition; int64_t first; int* left; };
   static thread_local std::vector<Item> items;
-  static thread_local std::vector<int64_t> first_item;  // of each request
+  static thread_local std::vector<int> left;
   items.clear();
-  first_item.clear();
+  left.assign(size_t(n_requests) * n_kv_heads, 0);
+  const float zeros[kMaxHeadDim] = {};
   for (int n = 0; n < n_requests; ++n) {
-    first_item.push_back(int64_t(items.size()));
-    for (int head = 0; head < n_kv_heads; ++head)
-      for (int p = 0; p < ceil_div(seq_lens[n], kPartitionTokens); ++p) items.push_back({n, head, p});
+    const int n_partitions = ceil_div(seq_lens[n], kPartitionTokens);
+    for (int head = 0; head < n_kv_heads; ++head) {
+      const int64_t first = int64_t(items.size());
+      int* counter = &left[size_t(n) * n_kv_heads + head];
+      *counter = n_partitions;
+      for (int p = 0; p < n_partitions; ++p) items.push_back({n, head, p, first, counter});
+    }
+    for (int head = 0; n_partitions == 0 && head < n_heads; ++head)
+      o.write(n, head, head_dim, zeros, 1.0f);
   }
-  const int partial_stride = head_dim + 1;
+  const int stride = head_dim + 1;  // of a partial row
   const int64_t n_items = int64_t(items.size());
-  float* partials = partial_workspace.get(size_t(n_items) * n_shared * partial_stride);
+  float* partials = partial_workspace.get(size_t(n_items) * n_shared * stride);
   const Item* item_list = items.data();  // the vectors are the calling thread's own
-  const int64_t* first_of = first_item.data();
   std::atomic<int> status{kOk};
 
-#pragma omp parallel
-  {
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < n_items; ++i) {
-      const Item item = item_list[i];
-      const int begin = item.partition * kPartitionTokens;
-      const int end = std::min(seq_lens[item.request], begin + kPartitionTokens);
-      Granule granules[kTileTokens / kGranuleTokens];
-      if (!cache.granules(table.row(item.request), item.head, begin, end, granules)) {
-        status = kBlockOutOfRange;
-        continue;
-      }
-      const Rows rows = row_scratch.rows(n_shared, head_dim);
-      for (int r = 0; r < n_shared; ++r) {
-        row_scratch.quantise(ops, rows, r, q, item.request, item.head * n_shared + r,
-                             sm_scale * kLog2E);
-        rows.limit[r] = end - begin;
-      }
-      ops.attend(granules, group, rows);
-      for (int r = 0; r < n_shared; ++r)
-        normalise(rows.out + r * rows.out_stride, rows.peak[r], rows.total[r], head_dim,
-                  partials + (i * n_shared + r) * partial_stride);
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t i = 0; i < n_items; ++i) {
+    const Item item = item_list[i];
+    const int begin = item.partition * kPartitionTokens;
+    const int end = std::min(seq_lens[item.request], begin + kPartitionTokens);
+    Granule granules[kTileTokens / kGranuleTokens];
+    if (!cache.granules(table.row(item.request), item.head, begin, end, granules)) {
+      status = kBlockOutOfRange;
+      continue;
     }
-#pragma omp for collapse(2) schedule(static)
-    for (int n = 0; n < n_requests; ++n) {
-      for (int head = 0; head < n_heads; ++head) {
-        const int n_partitions = ceil_div(seq_lens[n], kPartitionTokens);
-        const int64_t first = first_of[n] + int64_t(head / n_shared) * n_partitions;
-        const float* row = partials + (first * n_shared + head % n_shared) * partial_stride;
-        float merged[kMaxHeadDim];
-        const float total =
-            merge(row, int64_t(n_shared) * partial_stride, n_partitions, head_dim, merged);
-        o.write(n, head, head_dim, merged, n_partitions ? 1.0f / total : 0.0f);
-      }
+    const Rows rows = row_scratch.rows(n_shared, head_dim);
+    for (int r = 0; r < n_shared; ++r) {
+      row_scratch.quantise(ops, rows, r, q, item.request, item.head * n_shared + r,
+                           sm_scale * kLog2E);
+      rows.limit[r] = end - begin;
+    }
+    ops.attend(granules, group, rows);
+    for (int r = 0; r < n_shared; ++r)
+      normalise(rows.out + r * rows.out_stride, rows.peak[r], rows.total[r], head_dim,
+                partials + (i * n_shared + r) * stride);
+    if (__atomic_sub_fetch(item.left, 1, __ATOMIC_ACQ_REL)) continue;
+    const int n_partitions = ceil_div(seq_lens[item.request], kPartitionTokens);
+    for (int r = 0; r < n_shared; ++r) {
+      float merged[kMaxHeadDim];
+      const float total = merge(partials + (item.first * n_shared + r) * stride,
+                                int64_t(n_shared) * stride, n_partitions, head_dim, merged);
+      o.write(item.request, item.head * n_shared + r, head_dim, merged, 1.0f / total);
     }
   }
   return status;
