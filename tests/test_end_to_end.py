@@ -61,6 +61,8 @@ tokens = 24
 [policy.validity]
 require_routes = ["prefix", "decode"]
 min_samples = 2
+max_length_finish_increase = 0.7
+max_repetition_increase = 0.7
 [[policy.rules]]
 name = "tpot"
 metric = "tpot"
