@@ -1,0 +1,280 @@
+"""The order of a run, against scripted servers on real sockets, attached to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from stub_server import Answer, StubServer, plain_answer
+
+from evalgate.commands import judge_measured
+from evalgate.errors import InterruptedRunError, ServerAnswerError, StorageError, UsageError
+from evalgate.run import execute, resume
+from evalgate.spec import Spec, parse_spec
+from evalgate.store import load_run
+
+
+class Watcher:
+    """Progress that notes what it is told, and may interrupt."""
+
+    def __init__(self, interrupt_after: int | None = None) -> None:
+        self.said: list[str] = []
+        self.steps = 0
+        self.total = 0.0
+        self.done = 0.0
+        self._interrupt_after = interrupt_after
+
+    def begin(self, total_work: float) -> None:
+        self.total = total_work
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def advance(self, work: float, text: str) -> None:
+        self.done += work
+        self.steps += 1
+        if self.steps == self._interrupt_after:
+            raise KeyboardInterrupt
+
+
+def make_spec(stub: StubServer, *, extra: str = "", **schedule: int | str) -> Spec:
+    settings = {"warmup": 1, "seed": 5, **schedule}
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
+    return parse_spec(
+        f"""
+name = "attached"
+[model]
+name = "{stub.model}"
+[arms.baseline]
+base_url = "{stub.base_url}"
+[arms.candidate]
+base_url = "{stub.base_url}"
+[schedule]
+{lines}
+[load]
+output_tokens = 4
+[[load.buckets]]
+name = "small"
+min_tokens = 1200
+max_tokens = 1600
+prompts = 2
+[[load.buckets]]
+name = "large"
+min_tokens = 1600
+max_tokens = 2400
+prompts = 2
+{extra}
+""",
+        "spec",
+    )
+
+
+def reply(body: dict) -> Answer:
+    """Two tokens and a stop, with the prompt's true length (a token is a byte)."""
+    prompt = body.get("prompt")
+    if prompt is None:
+        prompt = "".join(m["content"] for m in body["messages"]).encode()
+    return plain_answer(["A", "B"], prompt_tokens=len(prompt), ttft_s=0.002, tpot_s=0.001)
+
+
+@pytest.fixture
+def stub():
+    with StubServer(max_model_len=8192, reply=reply) as server:
+        yield server
+
+
+def generations(stub: StubServer) -> list[dict]:
+    return [body for path, body, _ in stub.requests if path.endswith("completions")]
+
+
+def test_a_run_stores_every_pair_of_every_block(stub, tmp_path):
+    watcher = Watcher()
+    execute(make_spec(stub, blocks=2, repetitions=2), tmp_path / "r", watcher)
+    stored = load_run(tmp_path / "r")
+    assert stored.run.status == "complete"
+    keys = {
+        arm: {r.key for r in stored.requests if r.arm == arm and r.phase == "measure"}
+        for arm in ("baseline", "candidate")
+    }
+    assert keys["baseline"] == keys["candidate"]
+    assert len(keys["baseline"]) == 2 * 4 * 2
+    assert watcher.done == pytest.approx(watcher.total)
+
+
+def test_arms_alternate_in_abba_order(stub, tmp_path):
+    execute(make_spec(stub), tmp_path / "r", Watcher())
+    stored = load_run(tmp_path / "r")
+    order = [r.arm[0] for r in stored.requests if r.phase == "measure"]
+    assert "".join(order) == "bccbbccb"
+
+
+def test_no_two_requests_share_a_salt(stub, tmp_path):
+    execute(make_spec(stub, blocks=2), tmp_path / "r", Watcher())
+    by_prompt: dict[str, list[str]] = {}
+    for body in generations(stub):
+        by_prompt.setdefault(json.dumps(body.get("prompt")), []).append(body["cache_salt"])
+    for salts in by_prompt.values():
+        assert len(set(salts)) == len(salts)
+
+
+def test_warm_up_is_kept_apart(stub, tmp_path):
+    execute(make_spec(stub, warmup=3), tmp_path / "r", Watcher())
+    phases = [r.phase for r in load_run(tmp_path / "r").requests]
+    assert phases.count("warmup") == 3 * 2
+    assert phases[:6] == ["warmup"] * 6
+
+
+def test_without_warm_up_nothing_is_generated_before_the_measured_requests(stub, tmp_path):
+    execute(make_spec(stub, warmup=0), tmp_path / "r", Watcher())
+    stored = load_run(tmp_path / "r")
+    assert len(generations(stub)) == len(stored.requests) == 8
+    assert {r.phase for r in stored.requests} == {"measure"}
+
+
+def test_a_server_without_tokenize_is_sized_by_its_usage(tmp_path):
+    with StubServer(max_model_len=8192, reply=reply, vllm=False) as stub:
+        execute(make_spec(stub), tmp_path / "r", Watcher())
+        stored = load_run(tmp_path / "r")
+        texts = [b["messages"][0]["content"] for b in generations(stub) if "messages" in b]
+    measured = [r for r in stored.requests if r.phase == "measure"]
+    assert all(1150 <= r.prompt_tokens < 2500 for r in measured)
+    assert len({text[:15] for text in texts[-8:]}) == 8  # the nonce stands in front
+
+
+def test_task_samples_are_scored_in_both_arms(stub, tmp_path):
+    spec = make_spec(stub, extra="[tasks.retrieval]\nlimit = 3", blocks=2)
+    execute(spec, tmp_path / "r", Watcher())
+    samples = load_run(tmp_path / "r").samples
+    assert len(samples) == 6  # greedy repeats are no new evidence: the first block alone
+    assert {s.score for s in samples} == {0.0}
+    assert {s.prediction for s in samples} == {"AB"}
+
+
+def test_a_failed_request_is_a_record_and_the_run_goes_on(stub, tmp_path):
+    seen = []
+
+    def fail_once(body: dict) -> Answer:
+        seen.append(body)
+        return Answer([b'{"error": {"message": "boom"}}'], 500) if len(seen) == 6 else reply(body)
+
+    stub.reply = fail_once
+    execute(make_spec(stub), tmp_path / "r", Watcher())
+    stored = load_run(tmp_path / "r")
+    failed = [r for r in stored.requests if r.error]
+    assert [r.error.category for r in failed] == ["http"]
+    assert stored.run.status == "complete"
+    answer = judge_measured(stored, tmp_path / "r", None, "json")
+    assert answer.exit_code == 4
+    assert "1 of 4 pairs failed" in answer.text
+
+
+def test_a_failed_warm_up_stops_the_run_and_resume_repeats_the_block(stub, tmp_path):
+    def fail_long(body: dict) -> Answer:
+        if len(body.get("prompt") or "") > 1000:
+            return Answer([b'{"error": {"message": "boom"}}'], 500)
+        return reply(body)
+
+    stub.reply = fail_long
+    with pytest.raises(ServerAnswerError, match="warm-up"):
+        execute(make_spec(stub), tmp_path / "r", Watcher())
+    broken = load_run(tmp_path / "r")
+    assert broken.run.status == "failed"
+    stub.reply = reply
+    resume(tmp_path / "r", Watcher())
+    stored = load_run(tmp_path / "r")
+    assert stored.run.status == "complete"
+    assert stored.run.extra["excluded_blocks"] == [0]
+    assert {r.block for r in stored.requests if r.phase == "measure"} == {1}
+
+
+@pytest.mark.parametrize("after", [1, 5, 11])
+def test_an_interrupted_run_keeps_its_records_and_resumes_to_a_valid_verdict(stub, tmp_path, after):
+    with pytest.raises(InterruptedRunError, match="--resume"):
+        execute(make_spec(stub, blocks=2), tmp_path / "r", Watcher(interrupt_after=after))
+    kept = load_run(tmp_path / "r")
+    assert kept.run.extra["failure"] == "interrupted"
+    assert len(kept.requests) == after
+    resume(tmp_path / "r", Watcher())
+    stored = load_run(tmp_path / "r")
+    assert stored.requests[:after] == kept.requests
+    verdict = json.loads(judge_measured(stored, tmp_path / "r", None, "json").text)
+    assert verdict["invalid_reasons"] == []
+
+
+def test_a_resume_with_another_spec_is_refused(stub, tmp_path):
+    with pytest.raises(InterruptedRunError):
+        execute(make_spec(stub), tmp_path / "r", Watcher(interrupt_after=3))
+    with pytest.raises(UsageError, match="another spec"):
+        resume(tmp_path / "r", Watcher(), make_spec(stub, seed=6))
+
+
+def test_a_complete_run_is_not_resumed(stub, tmp_path):
+    execute(make_spec(stub), tmp_path / "r", Watcher())
+    with pytest.raises(UsageError, match="complete"):
+        resume(tmp_path / "r", Watcher())
+
+
+def test_prompts_that_exceed_the_context_are_refused_before_load(tmp_path):
+    with StubServer(max_model_len=2000, reply=reply) as stub:
+        with pytest.raises(UsageError, match=r"context is 2000"):
+            execute(make_spec(stub), tmp_path / "r", Watcher())
+        assert [b for b in generations(stub) if len(b.get("prompt") or "") > 1000] == []
+
+
+def test_an_existing_folder_is_not_overwritten(stub, tmp_path):
+    execute(make_spec(stub), tmp_path / "r", Watcher())
+    before = (tmp_path / "r" / "requests.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="already holds"):
+        execute(make_spec(stub), tmp_path / "r", Watcher())
+    assert (tmp_path / "r" / "requests.jsonl").read_bytes() == before
+
+
+def test_a_server_that_is_not_there_is_named(stub, tmp_path):
+    spec = make_spec(stub)
+    stub.__exit__(None, None, None)
+    with pytest.raises(Exception, match=stub.base_url.removeprefix("http://")) as caught:
+        execute(spec, tmp_path / "r", Watcher())
+    assert caught.value.exit_code == 4
+
+
+def test_a_model_folder_that_is_not_there_is_refused_before_a_launch(tmp_path):
+    spec = parse_spec(
+        f"""
+name = "s"
+[model]
+name = "m"
+path = "{tmp_path}/none"
+[arms.baseline]
+args = ["--max-num-batched-tokens", "512"]
+[[load.buckets]]
+name = "b"
+min_tokens = 100
+max_tokens = 200
+prompts = 1
+""",
+        "s",
+    )
+    with pytest.raises(UsageError, match="does not exist"):
+        execute(spec, tmp_path / "r", Watcher())
+
+
+def test_calibration_runs_the_baseline_in_both_arms(stub, tmp_path):
+    execute(make_spec(stub, blocks=2), tmp_path / "r", Watcher(), calibrate=True)
+    run = load_run(tmp_path / "r").run
+    assert run.extra["calibration"] is True
+    assert run.spec["arms"]["candidate"] == run.spec["arms"]["baseline"]
+
+
+def test_alternating_servers_are_up_one_at_a_time(stub, tmp_path):
+    watcher = Watcher()
+    execute(make_spec(stub, mode="alternating", blocks=2), tmp_path / "r", watcher)
+    attached = [line.split(" ")[-1] for line in watcher.said if "attaching" in line]
+    assert attached == ["baseline", "candidate", "candidate", "baseline"]
+    assert load_run(tmp_path / "r").run.status == "complete"
+
+
+def test_a_results_folder_that_cannot_be_made_is_a_clear_error(stub, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises((StorageError, UsageError), match="file"):
+        execute(make_spec(stub), Path(tmp_path / "file" / "r"), Watcher())
