@@ -98,12 +98,12 @@ def _check(name: str, implementation: native.NativeKernels | ModuleType, quick: 
     """Check and print one implementation; True when every case passed."""
     passed = True
     click.echo(f"\n{name}: errors as shares of the largest |V| (exact: RMS, of the exact output)")
-    click.echo(f"{'case':26}{'route':8}{'bytes':>7}{'median':>10}{'worst':>10}{'exact':>10}")
+    click.echo(f"{'case':26}{'route':13}{'bytes':>7}{'median':>10}{'worst':>10}{'exact':>10}")
     for case in correctness.list_cases(quick):
         for r in correctness.check_case(implementation, correctness.make_batch(case)):
             passed &= r.passed
             click.echo(
-                f"{r.case:26}{r.route:8}{'same' if r.same_bytes else 'DIFFER':>7}"
+                f"{r.case:26}{r.route:13}{'same' if r.same_bytes else 'DIFFER':>7}"
                 f"{r.median_error:10.1e}{r.worst_error:10.1e}{r.exact_rms:10.1e}"
                 f"{'' if r.passed else '  FAILED'}"
             )

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name under which torch documents it)
 
-from kernels_patch import native, torch_form
+from kernels_patch import native
 
 BLOCK_SIZE = 128
 CACHE_BYTES_IN_TURN = 96 << 20  # more than the last-level cache of most CPUs
@@ -138,7 +138,7 @@ def _make_candidates(shape: Shape) -> dict[str, Callable[[int], None]]:
         elif shape.route == "prefix":
             kernels.prefix(query, cache, table, starts, lengths, sm_scale, out)
         else:
-            torch_form.first_chunk(query, key, value, starts, sm_scale, out)
+            kernels.first_chunk(query, key, value, starts, sm_scale, out)
 
     q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (query, key, value))
     mask = None

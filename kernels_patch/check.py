@@ -3,7 +3,7 @@
 A case is a batch of requests in a poisoned cache: pages out of order, every byte that no token
 owns set to -1 (which makes a scale NaN). Each is compared twice: with the scheme in float64 over
 the same bytes (is the implementation right?) and with exact attention (is the scheme good
-enough?). Knows the implementations by their three functions only; prints nothing.
+enough?). Knows the implementations by their four functions only; prints nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Implementation(Protocol):
     """What ``native`` and ``torch_form`` have in common; see the former for shapes."""
 
     write_kv: Callable[..., None]
+    first_chunk: Callable[..., None]
     prefix: Callable[..., None]
     decode: Callable[..., None]
 
@@ -155,7 +156,8 @@ def make_batch(
 
 
 def check_case(implementation: Implementation, batch: Batch) -> Iterator[Result]:
-    """Write the batch, attend it as chunks, and as decode steps of its last tokens."""
+    """Write the batch, attend it as chunks, and as decode steps of its last tokens; then attend
+    every request's keys as a first chunk of their own."""
     cache = batch.kv_cache.clone()
     implementation.write_kv(torch.cat(batch.keys), torch.cat(batch.values), cache, batch.slots)
     wanted = batch.kv_cache.numpy().copy()
@@ -175,6 +177,31 @@ def check_case(implementation: Implementation, batch: Batch) -> Iterator[Result]
     out_last = torch.full_like(last, float("nan"))
     implementation.decode(last, cache, batch.block_table, batch.seq_lens, batch.sm_scale, out_last)
     yield _compare(batch, "decode", wanted, rows, out_last, PARTITION_TOKENS, same_bytes)
+    yield _check_first_chunk(implementation, batch, same_bytes)
+
+
+def _check_first_chunk(implementation: Implementation, batch: Batch, same_bytes: bool) -> Result:
+    """Queries for the first tokens of each request: at most 300, for the reference's sake."""
+    lengths = [min(300, len(key)) for key in batch.keys]
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    keys, values = (
+        torch.cat([x[:n] for x, n in zip(side, lengths, strict=True)])
+        for side in (batch.keys, batch.values)
+    )
+    generator = torch.Generator().manual_seed(1)
+    shape = (sum(lengths), batch.case.n_heads, batch.case.head_dim)
+    query = torch.randn(shape, generator=generator).to(batch.case.dtype)
+    out = torch.full_like(query, float("nan"))
+    implementation.first_chunk(query, keys, values, starts, batch.sm_scale, out)
+    exact = np.concatenate(
+        [
+            reference.attention(
+                *(x[a:b].float().numpy() for x in (query, keys, values)), batch.sm_scale
+            )
+            for a, b in itertools.pairwise(starts.tolist())
+        ]
+    )
+    return _measure(batch, "first_chunk", out, exact, exact, same_bytes)
 
 
 def _compare(
@@ -196,11 +223,23 @@ def _compare(
         )
         key, value = (x[request].float().numpy() for x in (batch.keys, batch.values))
         exact.append(reference.attention(query, key, value, batch.sm_scale))
+    wanted, ideal = np.concatenate(scheme), np.concatenate(exact)
+    return _measure(batch, route, out, wanted, ideal, same_bytes)
+
+
+def _measure(
+    batch: Batch,
+    route: str,
+    out: torch.Tensor,
+    wanted: np.ndarray,
+    ideal: np.ndarray,
+    same_bytes: bool,
+) -> Result:
+    """How far ``out`` is from what the route should give, and from exact attention."""
     largest = max(float(x.abs().max()) for x in batch.values) or 1.0
     # What bfloat16 rounds off the output itself (half of its last place) is nobody's error.
     slack = 2.0**-8 if out.dtype == torch.bfloat16 else 0.0
     got = out.double().numpy()
-    wanted, ideal = np.concatenate(scheme), np.concatenate(exact)
     error = np.maximum(np.abs(got - wanted) - slack * np.abs(wanted), 0) / largest
     ideal_rms = float(np.sqrt((ideal**2).mean())) or 1.0
     return Result(

@@ -102,12 +102,12 @@ def _native_refusal(head_dim: int) -> str | None:
 def _kernels(
     impl: str, functions: native.NativeKernels | ModuleType, labels: Mapping[str, str]
 ) -> Kernels:
-    """The first chunk is attended at full precision whatever else serves: see ``torch_form``."""
+    """The first chunk is attended at full precision by both implementations."""
     return Kernels(
         impl=impl,
         labels=labels,
         write_kv=functions.write_kv,
-        first_chunk=torch_form.first_chunk,
+        first_chunk=functions.first_chunk,
         prefix=functions.prefix,
         decode=functions.decode,
     )

@@ -51,6 +51,31 @@ const std::vector<Set>& sets() {
   return all;
 }
 
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+int round_up(int a, int b) { return ceil_div(a, b) * b; }
+
+// Query rows of a KV head lie token by token. Blocks of rows shrink until every thread has a few,
+// because the causal mask makes their work unequal.
+int choose_block_rows(int64_t all_rows) {
+  const int64_t wanted = all_rows / (8 * omp_get_max_threads()) / 4 * 4;
+  return int(std::clamp<int64_t>(wanted, 4, kPrefixRows));
+}
+
+// A block of query rows of one request and KV head; `row` counts tokens times heads of the group.
+struct RowBlock { int request, head, row; };
+
+// All blocks of a step. The last rows of a request see most tokens: they go first, so that no
+// thread is left with one at the end.
+void list_row_blocks(const int32_t* query_start_loc, int n_requests, int n_kv_heads, int n_shared,
+                     int block_rows, std::vector<RowBlock>* out) {
+  out->clear();
+  for (int n = 0; n < n_requests; ++n) {
+    const int n_rows = (query_start_loc[n + 1] - query_start_loc[n]) * n_shared;
+    for (int row = (ceil_div(n_rows, block_rows) - 1) * block_rows; row >= 0; row -= block_rows)
+      for (int head = 0; head < n_kv_heads; ++head) out->push_back({n, head, row});
+  }
+}
+
 // Rows of float32 or bfloat16 [tokens][heads][D], strides in elements.
 struct Tensor {
   void* data;
@@ -153,7 +178,7 @@ struct RowScratch {
   float* loaded;
 
   Rows rows(int count, int head_dim) {
-    const int stride = (head_dim + kOutAlign - 1) / kOutAlign * kOutAlign;
+    const int stride = round_up(head_dim, kOutAlign);
     float* f = floats.get(size_t(count) * (stride + 3) + head_dim + kOutAlign);
     Rows r;
     r.count = count;
@@ -166,7 +191,7 @@ struct RowScratch {
     loaded = r.q_scale + count;
     r.q = q.get(size_t(count) * head_dim);
     r.limit = limit.get(count);
-    for (int i = 0; i < count; ++i) r.peak[i] = -INFINITY;
+    std::fill_n(r.peak, count, -INFINITY);
     std::fill_n(r.total, count, 0.0f);
     std::fill_n(r.out, size_t(count) * stride, 0.0f);
     return r;
@@ -180,10 +205,37 @@ struct RowScratch {
   }
 };
 
-thread_local RowScratch row_scratch;
-thread_local Workspace<float> partial_workspace;  // the calling thread's: decode's partitions
+// The same for float32 rows.
+struct FloatScratch {
+  Workspace<float> floats;
+  Workspace<int> limits;
+  float* q;
+  int* limit;
 
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
+  FloatRows rows(int count, int head_dim, int stride, float q_scale) {
+    float* f = floats.get(size_t(count) * (stride + 2 + head_dim));
+    limit = limits.get(count);
+    FloatRows r;
+    r.count = count;
+    r.head_dim = head_dim;
+    r.out_stride = stride;
+    r.q_scale = q_scale;
+    r.out = f;
+    r.peak = f + size_t(count) * stride;
+    r.total = r.peak + count;
+    r.q = q = r.total + count;
+    r.limit = limit;
+    std::fill_n(r.out, size_t(count) * stride, 0.0f);
+    std::fill_n(r.peak, count, -INFINITY);
+    std::fill_n(r.total, count, 0.0f);
+    return r;
+  }
+};
+
+thread_local RowScratch row_scratch;
+thread_local FloatScratch float_scratch;
+thread_local Workspace<float> packed_workspace;  // the calling thread's: first_chunk's K and V
+thread_local Workspace<float> partial_workspace;  // the calling thread's: decode's partitions
 
 // Partials of one row, `step` floats apart: D sums normalised in their partition, then the log2 of
 // the partition's sum of exp2(score). Merges n of them into merged[D], not yet divided by the
@@ -334,27 +386,17 @@ int kp_prefix(int set, void* query, int64_t query_token_stride, int64_t query_he
   const BlockTable table{block_table, table_stride};
   const int n_shared = n_heads / n_kv_heads;
 
-  // A row is one query token and head; rows of a KV head lie token by token. Blocks of rows shrink
-  // until every thread has a few, because the causal mask makes their work unequal.
-  const int64_t all_rows = int64_t(query_start_loc[n_requests] - query_start_loc[0]) * n_heads;
-  const int64_t wanted = all_rows / (8 * omp_get_max_threads()) / 4 * 4;
-  const int block_rows = int(std::clamp<int64_t>(wanted, 4, kPrefixRows));
-  struct Item { int request, head, row; };
-  static thread_local std::vector<Item> items;
-  items.clear();
-  for (int n = 0; n < n_requests; ++n) {
-    const int n_rows = (query_start_loc[n + 1] - query_start_loc[n]) * n_shared;
-    // The last rows see most tokens: they go first, so that no thread is left with one at the end.
-    for (int row = (ceil_div(n_rows, block_rows) - 1) * block_rows; row >= 0; row -= block_rows)
-      for (int head = 0; head < n_kv_heads; ++head) items.push_back({n, head, row});
-  }
+  const int64_t n_tokens = query_start_loc[n_requests] - query_start_loc[0];
+  const int block_rows = choose_block_rows(n_tokens * n_heads);
+  static thread_local std::vector<RowBlock> items;
+  list_row_blocks(query_start_loc, n_requests, n_kv_heads, n_shared, block_rows, &items);
   const int64_t n_items = int64_t(items.size());
-  const Item* item_list = items.data();
+  const RowBlock* item_list = items.data();
   std::atomic<int> status{kOk};
 
 #pragma omp parallel for schedule(dynamic)
   for (int64_t i = 0; i < n_items; ++i) {
-    const Item item = item_list[i];
+    const RowBlock item = item_list[i];
     const int first_token = query_start_loc[item.request];
     const int n_query = query_start_loc[item.request + 1] - first_token;
     const int history = seq_lens[item.request] - n_query;
@@ -382,6 +424,95 @@ int kp_prefix(int set, void* query, int64_t query_token_stride, int64_t query_he
               rows.out + r * rows.out_stride, 1.0f / rows.total[r]);
   }
   return status;
+}
+
+// Causal attention of each request's chunk over its own unquantised keys and values.
+int kp_first_chunk(int set, void* query, int64_t query_token_stride, int64_t query_head_stride,
+                   int query_type, void* key, int64_t key_token_stride, int64_t key_head_stride,
+                   int key_type, void* value, int64_t value_token_stride,
+                   int64_t value_head_stride, int value_type, const int32_t* query_start_loc,
+                   int n_requests, int n_heads, int n_kv_heads, int head_dim, float sm_scale,
+                   void* out, int64_t out_token_stride, int64_t out_head_stride, int out_type) {
+  const TileOps& ops = *sets()[set].ops;
+  const Tensor q{query, query_type, query_token_stride, query_head_stride};
+  const Tensor k{key, key_type, key_token_stride, key_head_stride};
+  const Tensor v{value, value_type, value_token_stride, value_head_stride};
+  const Tensor o{out, out_type, out_token_stride, out_head_stride};
+  const int n_shared = n_heads / n_kv_heads;
+  const int stride = round_up(head_dim, kOutAlign);
+
+  // Packed K and V of a head, requests one after another, each padded to whole granules.
+  static thread_local std::vector<int> padded_start;
+  struct Strip { int request, begin, head; };  // one granule of one head, to be packed
+  static thread_local std::vector<Strip> strips;
+  padded_start.assign(1, 0);
+  strips.clear();
+  for (int n = 0; n < n_requests; ++n) {
+    const int n_tokens = query_start_loc[n + 1] - query_start_loc[n];
+    padded_start.push_back(padded_start.back() + round_up(n_tokens, kGranuleTokens));
+    for (int t = 0; t < n_tokens; t += kGranuleTokens)
+      for (int head = 0; head < n_kv_heads; ++head) strips.push_back({n, t, head});
+  }
+  const int64_t padded_tokens = padded_start.back();
+  float* packed_k = packed_workspace.get(size_t(padded_tokens) * n_kv_heads * (head_dim + stride));
+  float* packed_v = packed_k + padded_tokens * n_kv_heads * head_dim;
+  const int64_t all_tokens = query_start_loc[n_requests] - query_start_loc[0];
+  const int block_rows = choose_block_rows(all_tokens * n_heads);
+  static thread_local std::vector<RowBlock> items;
+  list_row_blocks(query_start_loc, n_requests, n_kv_heads, n_shared, block_rows, &items);
+  const int* starts = padded_start.data();  // the vectors are the calling thread's own
+  const Strip* strip_list = strips.data();
+  const RowBlock* item_list = items.data();
+  const int64_t n_strips = int64_t(strips.size()), n_items = int64_t(items.size());
+
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < n_strips; ++i) {
+      const Strip strip = strip_list[i];
+      const int64_t at = strip.head * padded_tokens + starts[strip.request] + strip.begin;
+      const int first = query_start_loc[strip.request] + strip.begin;
+      for (int t = 0; t < kGranuleTokens; ++t) {
+        const bool there = first + t < query_start_loc[strip.request + 1];
+        float scratch[kMaxHeadDim] = {};
+        const float* row = there ? k.read(first + t, strip.head, head_dim, scratch) : scratch;
+        float* to = packed_k + (at + t / 16 * 16) * head_dim + t % 16;
+        for (int d = 0; d < head_dim; ++d) to[d * 16] = row[d];
+        row = there ? v.read(first + t, strip.head, head_dim, scratch) : scratch;
+        to = packed_v + (at + t) * stride;
+        std::copy_n(row, head_dim, to);
+        std::fill(to + head_dim, to + stride, 0.0f);
+      }
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < n_items; ++i) {
+      const RowBlock item = item_list[i];
+      const int first_token = query_start_loc[item.request];
+      const int n_query = query_start_loc[item.request + 1] - first_token;
+      const int count = std::min(block_rows, n_query * n_shared - item.row);
+      const int64_t at = item.head * padded_tokens + starts[item.request];
+      const FloatRows rows = float_scratch.rows(count, head_dim, stride, sm_scale * kLog2E);
+      for (int r = 0; r < count; ++r) {
+        float scratch[kMaxHeadDim];
+        std::copy_n(q.read(first_token + (item.row + r) / n_shared,
+                           item.head * n_shared + (item.row + r) % n_shared, head_dim, scratch),
+                    head_dim, float_scratch.q + r * head_dim);
+      }
+      const int end = (item.row + count - 1) / n_shared + 1;
+      for (int begin = 0; begin < end; begin += kPrefixTileTokens) {
+        const int n = std::min(kPrefixTileTokens, end - begin);
+        for (int r = 0; r < count; ++r)
+          float_scratch.limit[r] = std::clamp((item.row + r) / n_shared + 1 - begin, 0, n);
+        ops.attend_float({packed_k + (at + begin) * head_dim, packed_v + (at + begin) * stride},
+                         rows);
+      }
+      for (int r = 0; r < count; ++r)
+        o.write(first_token + (item.row + r) / n_shared,
+                item.head * n_shared + (item.row + r) % n_shared, head_dim,
+                rows.out + r * rows.out_stride, 1.0f / rows.total[r]);
+    }
+  }
+  return kOk;
 }
 
 // Decode of one token over unpaged, row-major INT8 K and V [heads][n_tokens][D]; q and out [heads][D]

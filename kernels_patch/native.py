@@ -46,6 +46,10 @@ _SIGNATURES = {
         _I32,
         (_I32, *_ROWS, _I32, *_CACHE, _PTR, _I64, _PTR, _I32, _I32, _F32, _I32, *_ROWS, _I32),
     ),
+    "kp_first_chunk": (
+        _I32,
+        (_I32, *(*_ROWS, _I32) * 3, _PTR, *(_I32,) * 4, _F32, *_ROWS, _I32),
+    ),
     "kp_solve": (_I32, (_I32, *(_PTR,) * 6, _I32, _I32, _I32, _F32)),
     "kp_prefix": (
         _I32,
@@ -174,6 +178,43 @@ class NativeKernels:
             *_row_arguments("out", out),
         )
         _check_status(status, kv_cache)
+
+    def first_chunk(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        sm_scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Causal attention of each request's chunk over itself in float32, into ``out``.
+
+        query_start_loc int32 [N+1]. No request has a history; nothing is quantised. Raises
+        ValueError for an unusable tensor.
+        """
+        tokens, n_kv_heads, head_dim = key.shape
+        if head_dim % 8 or not 8 <= head_dim <= MAX_HEAD_DIM or value.shape != key.shape:
+            raise ValueError(
+                f"key {tuple(key.shape)}, value {tuple(value.shape)}: give equal shapes and a head "
+                f"size that is a multiple of 8 up to {MAX_HEAD_DIM}"
+            )
+        _check_rows(query, out, n_kv_heads, head_dim, tokens)
+        n_requests = query_start_loc.shape[0] - 1
+        _check_index("query_start_loc", query_start_loc, torch.int32, (n_requests + 1,))
+        self._library.kp_first_chunk(
+            self._index,
+            *_row_arguments("query", query),
+            *_row_arguments("key", key),
+            *_row_arguments("value", value),
+            query_start_loc.data_ptr(),
+            n_requests,
+            query.shape[1],
+            n_kv_heads,
+            head_dim,
+            sm_scale,
+            *_row_arguments("out", out),
+        )
 
     def solve(
         self,
@@ -337,14 +378,20 @@ def _check_attention(
     query: torch.Tensor, out: torch.Tensor, cache: tuple[int, ...], group: int, n_rows: int
 ) -> None:
     *_, n_kv_heads, head_dim = cache
+    _check_rows(query, out, n_kv_heads, head_dim, n_rows)
+    if group not in (32, 64, 128):
+        raise ValueError(f"group is {group}: give 32, 64 or 128")
+
+
+def _check_rows(
+    query: torch.Tensor, out: torch.Tensor, n_kv_heads: int, head_dim: int, n_rows: int
+) -> None:
     rows, n_heads, query_dim = query.shape
     if query_dim != head_dim or n_heads % n_kv_heads or out.shape != query.shape or rows != n_rows:
         raise ValueError(
             f"query {tuple(query.shape)} and out {tuple(out.shape)} do not fit {n_rows} rows, "
             f"{n_kv_heads} KV heads and head size {head_dim}"
         )
-    if group not in (32, 64, 128):
-        raise ValueError(f"group is {group}: give 32, 64 or 128")
 
 
 def _check_index(

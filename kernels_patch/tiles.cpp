@@ -1,4 +1,5 @@
-// One tile of attention: INT8 scores, softmax, grouped INT8 weights, INT8 output sums.
+// One tile of attention: INT8 scores, softmax, grouped INT8 weights, INT8 output sums; and the same
+// in float32 for the first chunk.
 //
 // Compiled once for each instruction set (build.py passes the flags and KP_TILES, the name of the
 // table). Vectors are the compiler's own vector types; only the 4-byte dot products and the packing
@@ -230,6 +231,18 @@ inline void add_group(const Granule* granules, int n_granules, int head_dim,
   }
 }
 
+// One row's maximum after a tile whose largest score is `top`; what was summed before is brought
+// down to it.
+inline float raise_peak(float top, float* peak, float* total, float* out, int head_dim) {
+  if (top > *peak) {
+    const float decay = exp2(all(*peak - top))[0];
+    *peak = top;
+    *total *= decay;
+    for (int d = 0; d < head_dim; d += L) store(out + d, load(out + d) * decay);
+  }
+  return *peak;
+}
+
 template <int R>
 void attend_rows(const Granule* granules, int group, const Rows& rows, int first) {
   const int D = rows.head_dim;
@@ -259,17 +272,10 @@ void attend_rows(const Granule* granules, int group, const Rows& rows, int first
 
   const int group_granules = group / kGranuleTokens;
   for (int r = 0; r < R; ++r) {
-    float* o = out + r * rows.out_stride;
     const float q_scale = rows.q_scale[first + r];
-    const float old_peak = rows.peak[first + r];
-    const float new_top = horizontal_max<float>(top[r]) * q_scale;
-    const float peak = new_top > old_peak ? new_top : old_peak;
-    float total = rows.total[first + r];
-    if (peak != old_peak) {
-      const float decay = exp2(all(old_peak - peak))[0];
-      total *= decay;
-      for (int d = 0; d < D; d += L) store(o + d, load(o + d) * decay);
-    }
+    const float peak =
+        raise_peak(horizontal_max<float>(top[r]) * q_scale, rows.peak + first + r,
+                   rows.total + first + r, out + r * rows.out_stride, D);
     F sum{};
     for (int g = 0, j = 0; g < n_granules; g += group_granules, ++j) {
       const int n = smaller(group_granules, n_granules - g);
@@ -281,13 +287,88 @@ void attend_rows(const Granule* granules, int group, const Rows& rows, int first
       for (int i = 0; i < n; ++i)
         store_weights(s + i * kGranuleTokens, inverse, weight[r] + (g + i) * kGranuleTokens);
     }
-    rows.peak[first + r] = peak;
-    rows.total[first + r] = total + horizontal_sum(sum);
+    rows.total[first + r] += horizontal_sum(sum);
   }
 
   for (int g = 0, j = 0; g < n_granules; g += group_granules, ++j)
     add_group<R>(granules + g, smaller(group_granules, n_granules - g), D, weight,
                  g * kGranuleTokens, w_scale[j], out, rows.out_stride);
+}
+
+template <int R>
+void attend_float_rows(const FloatTile& tile, const FloatRows& rows, int first) {
+  const int D = rows.head_dim;
+  const float* q = rows.q + first * D;
+  const int* limit = rows.limit + first;
+  float* out = rows.out + first * rows.out_stride;
+  alignas(64) float score[R][kTileTokens];
+
+  int longest = limit[0], shortest = limit[0];
+  F top[R];
+  for (int r = 0; r < R; ++r) {
+    longest = limit[r] > longest ? limit[r] : longest;
+    shortest = smaller(limit[r], shortest);
+    top[r] = all(kMasked);
+  }
+  if (longest <= 0) return;
+  const int n_tokens = (longest + kGranuleTokens - 1) / kGranuleTokens * kGranuleTokens;
+  for (int t = 0; t < n_tokens; t += 2 * L) {
+    F sum[R][2] = {};
+    const float* k0 = tile.k + t * D;
+    const float* k1 = L == 8 ? k0 + 8 : k0 + 16 * D;
+    for (int d = 0; d < D; ++d, k0 += 16, k1 += 16) {
+      const F a = load(k0), b = load(k1);
+      for (int r = 0; r < R; ++r) {
+        const F x = all(q[r * D + d]);
+        sum[r][0] += x * a;
+        sum[r][1] += x * b;
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int half = 0; half < 2; ++half) {
+        F s = sum[r][half];
+        const int token = t + half * L;
+        if (t + 2 * L > shortest) s = lanes() + token < all(limit[r]) ? s : all(kMasked);
+        store(score[r] + token, s);
+        top[r] = max(s, top[r]);
+      }
+    }
+  }
+
+  for (int r = 0; r < R; ++r) {
+    const float peak =
+        raise_peak(horizontal_max<float>(top[r]) * rows.q_scale, rows.peak + first + r,
+                   rows.total + first + r, out + r * rows.out_stride, D);
+    F sum{};
+    for (int t = 0; t < n_tokens; t += L) {
+      F p = exp2(load(score[r] + t) * rows.q_scale - peak);
+      if (t + L > limit[r]) p = lanes() + t < all(limit[r]) ? p : F{};
+      sum += p;
+      store(score[r] + t, p);
+    }
+    rows.total[first + r] += horizontal_sum(sum);
+  }
+
+  for (int d = 0; d < D; d += 2 * L) {
+    F sum[R][2];
+    for (int r = 0; r < R; ++r) {
+      sum[r][0] = load(out + r * rows.out_stride + d);
+      sum[r][1] = load(out + r * rows.out_stride + d + L);
+    }
+    const float* v = tile.v + d;
+    for (int t = 0; t < longest; ++t, v += rows.out_stride) {
+      const F a = load(v), b = load(v + L);
+      for (int r = 0; r < R; ++r) {
+        const F p = all(score[r][t]);
+        sum[r][0] += p * a;
+        sum[r][1] += p * b;
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      store(out + r * rows.out_stride + d, sum[r][0]);
+      store(out + r * rows.out_stride + d + L, sum[r][1]);
+    }
+  }
 }
 
 void attend(const Granule* granules, int group, const Rows& rows) {
@@ -299,6 +380,13 @@ void attend(const Granule* granules, int group, const Rows& rows) {
     case 2: return attend_rows<2>(granules, group, rows, r);
     case 1: return attend_rows<1>(granules, group, rows, r);
   }
+}
+
+void attend_float(const FloatTile& tile, const FloatRows& rows) {
+  int r = 0;
+  for (; r + kRowsAtOnce <= rows.count; r += kRowsAtOnce)
+    attend_float_rows<kRowsAtOnce>(tile, rows, r);
+  for (; r < rows.count; ++r) attend_float_rows<1>(tile, rows, r);
 }
 
 void quantise(const float* x, int n, int8_t* q, float* scale) {
@@ -360,4 +448,5 @@ void attend_plain(const float* q, float q_scale, const int8_t* k, const int8_t* 
 
 }  // namespace
 
-extern "C" const TileOps KP_TILES = {KP_TILES_NAME, attend, quantise, attend_plain};
+extern "C" const TileOps KP_TILES = {KP_TILES_NAME, attend, attend_float, quantise,
+                                    attend_plain};

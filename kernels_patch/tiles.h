@@ -31,12 +31,32 @@ struct Rows {
   float* out;      // [count][out_stride] sum of exp2(score - peak) * V
 };
 
+// The same without quantisation: float32 keys and values of one KV head, packed for the kernels.
+struct FloatTile {
+  const float* k;  // [n / 16][D][16 tokens], n rounded up to a granule
+  const float* v;  // [n][out_stride], zeros beyond D
+};
+
+struct FloatRows {
+  int count;
+  int head_dim;
+  int out_stride;   // of out and of FloatTile::v, a multiple of kOutAlign
+  float q_scale;    // sm_scale * log2(e)
+  const float* q;   // [count][D]
+  const int* limit; // as in Rows
+  float* peak;
+  float* total;
+  float* out;
+};
+
 struct TileOps {
   const char* name;
   // One online-softmax step over granules[0 .. limit / 32]; W is quantised for each `group` tokens.
   // A group's integers do not depend on the common factor of its weights, so the same step serves
   // prefix (unnormalised) and decode (one partition, divided by its total afterwards).
   void (*attend)(const Granule* granules, int group, const Rows& rows);
+  // The step over float32 keys and values.
+  void (*attend_float)(const FloatTile& tile, const FloatRows& rows);
   // q = clamp(round_half_even(x / scale), -127, 127), scale = amax / 127; NaN and infinity in x
   // give a scale that is one, so that they reach the output.
   void (*quantise)(const float* x, int n, int8_t* q, float* scale);

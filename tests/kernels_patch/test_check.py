@@ -13,7 +13,7 @@ class Altered:
     """The native kernels with one function replaced."""
 
     def __init__(self, **replaced):
-        for name in ("write_kv", "prefix", "decode"):
+        for name in ("write_kv", "first_chunk", "prefix", "decode"):
             setattr(self, name, replaced.get(name, getattr(native.load(), name)))
 
 
@@ -39,7 +39,7 @@ def test_a_decode_that_leaves_out_the_last_token_fails():
     def decode(query, kv_cache, block_table, seq_lens, sm_scale, out):
         native.load().decode(query, kv_cache, block_table, seq_lens - 1, sm_scale, out)
 
-    prefix, decode_result = check_all(Altered(decode=decode))
+    prefix, decode_result, _ = check_all(Altered(decode=decode))
     assert prefix.passed
     assert decode_result.median_error > check.MEDIAN_BOUND
     assert not decode_result.passed
@@ -54,6 +54,17 @@ def test_a_prefix_that_shows_a_query_the_future_fails():
                 native.load().decode(query[one], kv_cache, table, length, sm_scale, out[one])
 
     assert not check_all(Altered(prefix=prefix))[0].passed
+
+
+def test_a_first_chunk_whose_first_token_sees_the_others_fails():
+    def first_chunk(query, key, value, query_start_loc, sm_scale, out):
+        native.load().first_chunk(query, key, value, query_start_loc, sm_scale, out)
+        out[0] = value.mean(dim=0).repeat_interleave(2, dim=0)
+
+    prefix, decode, first = check_all(Altered(first_chunk=first_chunk))
+    assert prefix.passed
+    assert decode.passed
+    assert not first.passed
 
 
 def test_an_output_of_nan_fails():

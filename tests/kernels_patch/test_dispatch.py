@@ -33,7 +33,8 @@ def with_native(monkeypatch):
     def kernel(*arguments):
         raise AssertionError("a stand-in kernel was called")
 
-    stand_in = SimpleNamespace(isa="stand-in", write_kv=kernel, prefix=kernel, decode=kernel)
+    functions = dict.fromkeys(("write_kv", "first_chunk", "prefix", "decode"), kernel)
+    stand_in = SimpleNamespace(isa="stand-in", **functions)
     monkeypatch.setattr(native, "load", lambda: stand_in)
 
 

@@ -1,5 +1,6 @@
 """The compiled kernels, every instruction set that this CPU has, against the scheme in float64."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ def kernels(request):
 
 def assert_passes(kernels, case, seed=0, change=lambda _: None):
     results = list(check.check_case(kernels, check.make_batch(case, seed, change)))
-    assert [r.route for r in results] == ["prefix", "decode"]
+    assert [r.route for r in results] == ["prefix", "decode", "first_chunk"]
     for result in results:
         assert result.same_bytes, result
         assert result.median_error <= check.MEDIAN_BOUND, result
@@ -189,6 +190,25 @@ def test_any_mixed_batch_agrees_with_the_scheme(
     lengths = tuple((q, q + history) for q, history in requests)
     case = Case("any", shared * kv_heads, kv_heads, head_dim, block_size, lengths)
     assert_passes(native.load(), case, seed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(3, 3, 8), (6, 2, 40), (9, 3, 64), (5, 1, 72), (4, 2, 256)]
+)
+def test_a_first_chunk_is_exact_attention_of_its_own_keys(kernels, heads, kv_heads, dim, dtype):
+    lengths = [1, 31, 33, 128, 130, 300]
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    g = torch.Generator().manual_seed(0)
+    fused = torch.randn(sum(lengths), heads + 2 * kv_heads, dim, generator=g).to(dtype)
+    query, key, value = fused.split([heads, kv_heads, kv_heads], dim=1)
+    out = torch.full_like(query, float("nan"))
+    kernels.first_chunk(query, key, value, starts, dim**-0.5, out)
+    for begin, end in itertools.pairwise(starts.tolist()):
+        arrays = (x[begin:end].float().numpy() for x in (query, key, value))
+        exact = reference.attention(*arrays, dim**-0.5)
+        error = np.abs(out[begin:end].float().numpy() - exact)
+        assert error.max() < (5e-5 if dtype == torch.float32 else 0.02)
 
 
 def test_a_block_or_slot_beyond_the_cache_is_refused(kernels):
