@@ -121,12 +121,13 @@ def select_warmup(prompts: Sequence[LoadPrompt], count: int) -> list[LoadPrompt]
     return [cycle[i % len(cycle)] for i in range(count)]
 
 
-def compute_cache_salt(run_id: str, arm: str, block: int, repetition: int | str) -> str:
-    """A salt of its own for each arm, block and repetition: no prefix can be served from cache.
+def compute_cache_salt(run_id: str, arm: str, block: int, what: str) -> str:
+    """A salt of its own for each arm, block and request, so that nothing is served from cache.
 
-    A digest, as vLLM takes no separators and no long names.
+    Not even the instruction that all prompts begin with. A digest, as vLLM takes no separators and
+    no long names.
     """
-    return hashlib.sha256(f"{run_id}/{arm}/{block}/{repetition}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{run_id}/{arm}/{block}/{what}".encode()).hexdigest()[:32]
 
 
 def compute_nonce(salt: str) -> str:

@@ -295,7 +295,8 @@ def _measure(
     for pair in pairs:
         _sample_machine(state, live, block, pair.prompt.prompt_id, sampler)
         for name in pair.arms:
-            salt = compute_cache_salt(run_id, name, block, pair.repetition)
+            what = f"{pair.prompt.prompt_id}/{pair.repetition}"
+            salt = compute_cache_salt(run_id, name, block, what)
             _record_load(state, live[name], pair.prompt, pair.repetition, "measure", salt)
     _mark(live, "measured")
 

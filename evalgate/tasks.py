@@ -239,7 +239,7 @@ def _resolve_ranges(
 def _plan_item(index: int, n_ranges: int, kinds: Sequence[str]) -> tuple[str, float]:
     """Kind and depth of an item, so that ranges, kinds and depths are crossed, not aligned."""
     turn, place = divmod(index, n_ranges)
-    return kinds[turn % len(kinds)], DEPTHS[(turn + place) % len(DEPTHS)]
+    return kinds[(turn + place) % len(kinds)], DEPTHS[(2 * turn + place) % len(DEPTHS)]
 
 
 def _build_embedded(

@@ -88,7 +88,7 @@ def test_a_damaged_run_exits_4_and_names_the_line(tmp_path, policy, capsys):
     with (folder / "requests.jsonl").open("a") as file:
         file.write('{"arm": "baseline"}\n')
     assert run_cli("gate", str(folder), "--policy", policy) == 4
-    assert "requests.jsonl:37" in capsys.readouterr().err
+    assert "requests.jsonl line 37" in capsys.readouterr().err
 
 
 def test_a_foreign_schema_version_exits_4(tmp_path, policy, capsys):
@@ -234,7 +234,8 @@ def test_every_command_is_described(root):
 def test_help_needs_no_heavy_module():
     code = (
         "import sys, evalgate.cli;"
-        "sys.exit(','.join({'numpy', 'scipy', 'pydantic', 'rich'} & set(sys.modules)))"
+        "heavy = {'numpy', 'scipy', 'pydantic', 'rich'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -111,11 +111,8 @@ def test_arms_alternate_in_abba_order(stub, tmp_path):
 
 def test_no_two_requests_share_a_salt(stub, tmp_path):
     execute(make_spec(stub, blocks=2), tmp_path / "r", Watcher())
-    by_prompt: dict[str, list[str]] = {}
-    for body in generations(stub):
-        by_prompt.setdefault(json.dumps(body.get("prompt")), []).append(body["cache_salt"])
-    for salts in by_prompt.values():
-        assert len(set(salts)) == len(salts)
+    salts = [body["cache_salt"] for body in generations(stub)]
+    assert len(set(salts)) == len(salts) > 16
 
 
 def test_warm_up_is_kept_apart(stub, tmp_path):
@@ -139,7 +136,8 @@ def test_a_server_without_tokenize_is_sized_by_its_usage(tmp_path):
         texts = [b["messages"][0]["content"] for b in generations(stub) if "messages" in b]
     measured = [r for r in stored.requests if r.phase == "measure"]
     assert all(1150 <= r.prompt_tokens < 2500 for r in measured)
-    assert len({text[:15] for text in texts[-8:]}) == 8  # the nonce stands in front
+    fronts = [text[:15] for text in texts if "report by a public agency" in text]
+    assert len(set(fronts[-10:])) == 10  # a nonce of its own stands in front of each prompt
 
 
 def test_task_samples_are_scored_in_both_arms(stub, tmp_path):
