@@ -1,114 +1,33 @@
-"""The order of a run: blocks, arms, warm-up, pairs, tasks; every record is on disk as it comes.
+"""A run from its first launch to its last: blocks, which servers are up, how it ends or goes on.
 
-Decides what happens next and nothing else: arms answer (``live``), prompts and order come from
-``load`` and ``tasks``, records go to ``store``. A verdict is not formed here.
+What happens inside a block is in ``block``; a verdict is not formed here.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
 
 from evalgate import __version__
+from evalgate.block import Progress, RunState, measure_block
 from evalgate.embedded import ensure_packaged_model
-from evalgate.errors import (
-    EvalgateError,
-    InterruptedRunError,
-    ServerAnswerError,
-    ServerDiedError,
-    SpecError,
-    UsageError,
-)
-from evalgate.fidelity import (
-    REPLAYED_ROUTES,
-    Prompt,
-    Reference,
-    Setup,
-    build_reference,
-    measure_arm,
-)
+from evalgate.errors import EvalgateError, InterruptedRunError, StorageError, UsageError
 from evalgate.live import LiveArm, utc_now
-from evalgate.load import (
-    WARMUP_SALT,
-    LoadPrompt,
-    build_prompts,
-    compute_cache_salt,
-    plan_pairs,
-    select_warmup,
-)
-from evalgate.records import SCHEMA_VERSION, RequestRecord, Run
+from evalgate.records import SCHEMA_VERSION, Run
 from evalgate.spec import (
     BASELINE,
     PACKAGED_MODEL,
-    PATCHES,
     Spec,
     build_calibration_spec,
     build_spec,
     compute_spec_sha256,
-    parse_batched_tokens,
     render_spec,
 )
 from evalgate.store import RunWriter, load_run
-from evalgate.tasks import Item, build_items
 from evalgate.telemetry import MachineSampler
-
-FIDELITY_WORK = 1.5  # of a prompt read again, once for each route
-OUTPUT_TOKEN_WORK = 30  # an output token costs about as much as this many prompt tokens
-
-
-class Progress(Protocol):
-    """What a run tells whoever watches; ``work`` is in prompt-token equivalents."""
-
-    def begin(self, total_work: float) -> None: ...
-    def say(self, text: str) -> None: ...
-    def advance(self, work: float, text: str) -> None: ...
-
-
-@dataclass
-class Plan:
-    """Prompts and items, built once with the first server's tokenizer."""
-
-    prompts: list[LoadPrompt]
-    items: list[Item]
-
-
-@dataclass
-class RunState:
-    """A run in progress. ``done`` and ``excluded`` are the blocks that count and that do not."""
-
-    spec: Spec
-    writer: RunWriter
-    record: Run
-    arms: dict[str, LiveArm]
-    progress: Progress
-    notes: list[str]
-    calibration: bool
-    done: list[int] = field(default_factory=list)
-    excluded: list[int] = field(default_factory=list)
-    plan: Plan | None = None
-    references: list[Reference] = field(default_factory=list)
-    replayed: set[str] = field(default_factory=set)
-    machine: list[dict[str, Any]] = field(default_factory=list)
-
-    def save(self, **changes: Any) -> None:
-        """Write run.json as it stands now."""
-        extra = {
-            "completed_blocks": self.done,
-            "excluded_blocks": self.excluded,
-            "calibration": self.calibration,
-            "notes": self.notes,
-            "machine": summarise_machine(self.machine),
-            **(changes.pop("extra", None) or {}),
-        }
-        arms = {name: live.build_record() for name, live in self.arms.items()}
-        self.record = self.record.model_copy(update={"arms": arms, "extra": extra, **changes})
-        self.writer.save_run(self.record)
 
 
 def execute(
@@ -126,6 +45,7 @@ def execute(
     if calibrate:
         spec = build_calibration_spec(spec)
     resolved = render_spec(spec)
+    model_path = resolve_model(spec, progress)
     run = Run(
         schema_version=SCHEMA_VERSION,
         run_id=secrets.token_hex(8),
@@ -139,7 +59,7 @@ def execute(
         arms={},
     )
     writer = RunWriter.create(out_dir, run)
-    state = _build_state(spec, writer, run, progress, list(notes), calibrate)
+    state = _build_state(spec, model_path, writer, run, progress, list(notes), calibrate)
     _run_blocks(state)
     return out_dir
 
@@ -152,6 +72,10 @@ def resume(out_dir: Path, progress: Progress, spec: Spec | None = None) -> Path:
     """
     stored = load_run(out_dir)
     own = build_spec(stored.run.spec, f"{out_dir}: run.json: spec")
+    extra = stored.run.extra or {}
+    notes, calibration = extra.get("notes", []), extra.get("calibration", False)
+    if spec is not None and calibration:
+        spec = build_calibration_spec(spec)
     if spec is not None and compute_spec_sha256(render_spec(spec)) != stored.run.spec_sha256:
         raise UsageError(
             f"{out_dir} was started with another spec (sha256 {stored.run.spec_sha256[:12]}): "
@@ -159,11 +83,10 @@ def resume(out_dir: Path, progress: Progress, spec: Spec | None = None) -> Path:
         )
     if stored.run.status == "complete":
         raise UsageError(f"{out_dir} is complete: there is nothing to resume")
-    extra = stored.run.extra or {}
+    model_path = resolve_model(own, progress)
     writer = RunWriter.reopen(out_dir)
     run = stored.run.model_copy(update={"status": "started", "finished_at": None})
-    notes, calibration = extra.get("notes", []), extra.get("calibration", False)
-    state = _build_state(own, writer, run, progress, notes, calibration)
+    state = _build_state(own, model_path, writer, run, progress, notes, calibration)
     state.done = list(extra.get("completed_blocks", []))
     seen = {r.block for r in stored.requests} | {s.block for s in stored.samples}
     for name, live in state.arms.items():
@@ -173,27 +96,37 @@ def resume(out_dir: Path, progress: Progress, spec: Spec | None = None) -> Path:
             live.evidence = [e for e in arm.evidence if e.block in state.done]
             live.environment = arm.environment
     state.excluded = sorted(seen - set(state.done))
+    state.replayed = {f.arm for f in stored.fidelity if f.block in state.done}
     _run_blocks(state)
     return out_dir
 
 
+def resolve_model(spec: Spec, progress: Progress) -> str | None:
+    """The folder or hub name to launch with; the packaged model is converted when it is asked for.
+
+    Raises UsageError for a folder that is not there, before anything is written.
+    """
+    path = spec.model.path
+    if path == PACKAGED_MODEL and any(not arm.attached for arm in spec.arms.values()):
+        progress.say("preparing the packaged model")
+        return str(ensure_packaged_model())
+    if path is None or not path.startswith(("/", "./", "../", "~")):
+        return path
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        raise UsageError(f"model.path {path!r} does not exist: name an existing folder")
+    return str(folder.resolve())
+
+
 def _build_state(
     spec: Spec,
+    model_path: str | None,
     writer: RunWriter,
     run: Run,
     progress: Progress,
     notes: list[str],
     calibration: bool,
 ) -> RunState:
-    model_path = spec.model.path
-    if model_path == PACKAGED_MODEL and any(not arm.attached for arm in spec.arms.values()):
-        progress.say("preparing the packaged model")
-        model_path = str(ensure_packaged_model())
-    elif model_path is not None and model_path.startswith(("/", "./", "../", "~")):
-        folder = Path(model_path).expanduser()
-        if not folder.exists():
-            raise UsageError(f"model.path {model_path!r} does not exist: name an existing folder")
-        model_path = str(folder.resolve())
     arms = {
         name: LiveArm(
             name=name,
@@ -222,14 +155,20 @@ def _run_blocks(state: RunState) -> None:
             block += 1
         state.save(status="complete", finished_at=utc_now())
     except KeyboardInterrupt:
-        state.save(status="failed", finished_at=utc_now(), extra={"failure": "interrupted"})
+        _save_failure(state, "interrupted")
         raise InterruptedRunError(
             f"interrupted; what was measured is in {state.writer.path}: continue with "
             f"evalgate run --resume {state.writer.path}"
         ) from None
     except EvalgateError as exc:
-        state.save(status="failed", finished_at=utc_now(), extra={"failure": str(exc)})
+        _save_failure(state, str(exc))
         raise
+
+
+def _save_failure(state: RunState, failure: str) -> None:
+    """A disk that refused a record may refuse this too; the cause is what must be told then."""
+    with suppress(StorageError):
+        state.save(status="failed", finished_at=utc_now(), extra={"failure": failure})
 
 
 def _run_block(state: RunState, block: int, sampler: MachineSampler) -> None:
@@ -238,11 +177,11 @@ def _run_block(state: RunState, block: int, sampler: MachineSampler) -> None:
         order.reverse()
     if state.spec.schedule.mode == "resident":
         with _serving(state, order, block) as live:
-            _measure(state, live, block, sampler)
+            measure_block(state, live, block, sampler)
     else:
         for name in order:
             with _serving(state, [name], block) as live:
-                _measure(state, live, block, sampler)
+                measure_block(state, live, block, sampler)
 
 
 @contextmanager
@@ -257,182 +196,3 @@ def _serving(state: RunState, order: Sequence[str], block: int) -> Iterator[dict
             state.progress.say(f"block {block}: {verb} {name}")
             live[name] = stack.enter_context(arm.serve(block))
         yield live
-
-
-def _measure(
-    state: RunState, live: dict[str, LiveArm], block: int, sampler: MachineSampler
-) -> None:
-    """Warm-up, load pairs, then tasks, against the arms that are up."""
-    spec, progress = state.spec, state.progress
-    if state.plan is None:
-        progress.say("building prompts with the server's tokenizer")
-        tokenizing = live.get(BASELINE) or next(iter(live.values()))
-        state.plan = _build_plan(spec, tokenizing)
-        for arm in state.arms.values():
-            arm.as_messages = tokenizing.as_messages
-        progress.begin(_compute_work(state.plan, spec, len(state.arms)))
-    plan, run_id = state.plan, state.record.run_id
-
-    for number, prompt in enumerate(select_warmup(plan.prompts, spec.schedule.warmup)):
-        for name, arm in live.items():
-            salt = compute_cache_salt(run_id, name, block, f"{WARMUP_SALT}{number}")
-            record = _record_load(state, arm, prompt, number, "warmup", salt)
-            if record.error is not None:
-                raise ServerAnswerError(
-                    f"the {name} server failed the warm-up request {prompt.prompt_id} "
-                    f"({record.error.category}: {record.error.message}): mend that before hours "
-                    "are spent, then continue with --resume"
-                )
-    _mark(live, "warm")
-
-    pairs = plan_pairs(
-        plan.prompts,
-        list(live),
-        repetitions=spec.schedule.repetitions,
-        seed=spec.schedule.seed,
-        block=block,
-    )
-    for pair in pairs:
-        _sample_machine(state, live, block, pair.prompt.prompt_id, sampler)
-        for name in pair.arms:
-            what = f"{pair.prompt.prompt_id}/{pair.repetition}"
-            salt = compute_cache_salt(run_id, name, block, what)
-            _record_load(state, live[name], pair.prompt, pair.repetition, "measure", salt)
-    _mark(live, "measured")
-
-    if len(state.done) < spec.schedule.task_blocks:
-        for number, item in enumerate(plan.items):
-            names = list(live) if number % 2 == 0 else list(reversed(live))
-            for name in names:
-                salt = compute_cache_salt(run_id, name, block, f"task/{item.task}/{number}")
-                record = live[name].send_sample(item, salt=salt)
-                state.writer.append_sample(record)
-                _stop_if_dead(record.error, name)
-                progress.advance(_work(item.prompt_tokens, item.max_tokens), f"{item.task} {name}")
-    for arm in live.values():
-        arm.finish()
-    if spec.fidelity is not None:
-        _measure_fidelity(state, live, block)
-
-
-def _measure_fidelity(state: RunState, live: dict[str, LiveArm], block: int) -> None:
-    """Replay the baseline's own output in every arm once in a run; the baseline's answers are kept
-    for the arms that are up without it."""
-    if BASELINE in live and not state.references:
-        setup = _build_setup(state, live, block)
-        for prompt in _select_fidelity_prompts(state):
-            state.progress.say(f"fidelity: the baseline's output of {prompt.sample_id}")
-            state.references.append(build_reference(live[BASELINE].client, prompt, setup))
-    for name, arm in live.items():
-        if not state.references or name in state.replayed:
-            continue
-        setup = _build_setup(state, live, block)
-        for reference in state.references:
-            for record in measure_arm(name, arm.client, reference, setup):
-                arm.check_alive()
-                state.writer.append_fidelity(record)
-                state.progress.advance(
-                    FIDELITY_WORK * record.prompt_tokens, f"fidelity {record.route} {name}"
-                )
-        state.replayed.add(name)
-
-
-def _select_fidelity_prompts(state: RunState) -> list[Prompt]:
-    """Load prompts, evenly spread over all buckets."""
-    assert state.plan is not None, "prompts are built before anything is sent"
-    assert state.spec.fidelity is not None, "asked for by the spec alone"
-    prompts = state.plan.prompts
-    count = min(state.spec.fidelity.samples, len(prompts))
-    chosen = [prompts[int((i + 0.5) * len(prompts) / count)] for i in range(count)]
-    return [Prompt(p.prompt_id, p.item.prompt_ids) for p in chosen]
-
-
-def _build_setup(state: RunState, live: dict[str, LiveArm], block: int) -> Setup:
-    spec, run_id = state.spec, state.record.run_id
-    chunk_tokens = parse_batched_tokens(next(iter(live.values())).arm.args)
-    if spec.fidelity is None or chunk_tokens is None:
-        raise SpecError("fidelity needs launched arms with a known --max-num-batched-tokens")
-    return Setup(
-        block=block,
-        tokens=spec.fidelity.tokens,
-        chunk_tokens=chunk_tokens,
-        salt=lambda arm, text: compute_cache_salt(run_id, arm, block, f"fidelity/{text}"),
-        report_rpcs={
-            name: PATCHES[arm.arm.patch].report_rpc
-            for name, arm in live.items()
-            if arm.arm.patch is not None
-        },
-    )
-
-
-def _build_plan(spec: Spec, arm: LiveArm) -> Plan:
-    tokenizer = arm.tokenizer
-    prompts = build_prompts(spec, tokenizer, arm.max_model_len)
-    slices = [(bucket.min_tokens, bucket.max_tokens) for bucket in spec.load.buckets]
-    items: list[Item] = []
-    for name, task in spec.tasks.items():
-        items += build_items(
-            name,
-            task,
-            tokenizer,
-            lengths=slices,
-            max_model_len=arm.max_model_len,
-            seed=spec.schedule.seed,
-        )
-    return Plan(prompts, items)
-
-
-def _record_load(
-    state: RunState, arm: LiveArm, prompt: LoadPrompt, repetition: int, phase: str, salt: str
-) -> RequestRecord:
-    record = arm.send_load(prompt, repetition, phase=phase, salt=salt)
-    state.writer.append_request(record)
-    _stop_if_dead(record.error, arm.name)
-    work = _work(prompt.prompt_tokens, state.spec.load.output_tokens)
-    state.progress.advance(work, f"{phase} {prompt.prompt_id} {arm.name}")
-    return record
-
-
-def _stop_if_dead(error: Any, arm: str) -> None:
-    if error is not None and error.category == "server_died":
-        raise ServerDiedError(f"the {arm} server died: {error.message}")
-
-
-def _mark(live: dict[str, LiveArm], point: str) -> None:
-    for arm in live.values():
-        arm.mark(point)
-
-
-def _sample_machine(
-    state: RunState, live: dict[str, LiveArm], block: int, prompt_id: str, sampler: MachineSampler
-) -> None:
-    own = [os.getpid(), *(arm.server.pid for arm in live.values() if arm.server is not None)]
-    sample = sampler.sample(own)
-    state.machine.append(sample)
-    state.writer.append_telemetry({"block": block, "prompt_id": prompt_id, **sample})
-
-
-def summarise_machine(samples: Sequence[dict[str, Any]]) -> dict[str, float] | None:
-    """Cores that other processes used, mean and maximum; None without samples."""
-    used = [s["other_cpu_cores"] for s in samples if s.get("other_cpu_cores") is not None]
-    if not used:
-        return None
-    return {"other_cpu_cores_mean": sum(used) / len(used), "other_cpu_cores_max": max(used)}
-
-
-def _work(prompt_tokens: int, output_tokens: int) -> float:
-    return prompt_tokens + OUTPUT_TOKEN_WORK * output_tokens
-
-
-def _compute_work(plan: Plan, spec: Spec, arms: int) -> float:
-    """Work of the whole run, for the progress bar's estimate of the time left."""
-    schedule, out = spec.schedule, spec.load.output_tokens
-    load = sum(_work(p.prompt_tokens, out) for p in plan.prompts) * schedule.repetitions
-    warm = sum(_work(p.prompt_tokens, out) for p in select_warmup(plan.prompts, schedule.warmup))
-    tasks = sum(_work(i.prompt_tokens, i.max_tokens) for i in plan.items)
-    task_blocks = min(schedule.task_blocks, schedule.blocks)
-    work = (load + warm) * schedule.blocks + tasks * task_blocks
-    if spec.fidelity is not None and plan.prompts:
-        mean_tokens = sum(p.prompt_tokens for p in plan.prompts) / len(plan.prompts)
-        work += spec.fidelity.samples * len(REPLAYED_ROUTES) * FIDELITY_WORK * mean_tokens
-    return arms * work

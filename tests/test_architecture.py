@@ -22,9 +22,10 @@ MEASURING = [
     {"fidelity", "tasks"},
     {"load"},
     {"live"},
+    {"block"},
     {"run"},
 ]
-JUDGING_FORBIDDEN = {"spec", "server", "client", "store", "load", "tasks", "live", "run"}
+JUDGING_FORBIDDEN = {"spec", "server", "client", "store", "load", "tasks", "live", "block", "run"}
 
 
 def modules(package: str) -> dict[str, Path]:

@@ -255,6 +255,7 @@ prompts = 1
     )
     with pytest.raises(UsageError, match="does not exist"):
         execute(spec, tmp_path / "r", Watcher())
+    assert not (tmp_path / "r").exists()
 
 
 def test_calibration_runs_the_baseline_in_both_arms(stub, tmp_path):
