@@ -63,6 +63,7 @@ require_routes = ["prefix", "decode"]
 min_samples = 2
 max_length_finish_increase = 0.7
 max_repetition_increase = 0.7
+max_length_ratio = 3.0
 [[policy.rules]]
 name = "tpot"
 metric = "tpot"
