@@ -98,6 +98,11 @@ def run(
 @click.argument("candidate")
 @policy_option
 @click.option("--allow", metavar="FIELD", multiple=True, help="A field that may differ.")
+@click.option(
+    "--profile",
+    metavar="FILE",
+    help="Kernel times (Kineto trace or rocprof CSV): the largest gain attention could give.",
+)
 @calibration_option
 @format_option("text")
 @click.option("--out", metavar="FILE", help="Write the answer here instead of stdout.")
@@ -108,6 +113,7 @@ def compare(
     candidate: str,
     policy: str | None,
     allow: tuple[str, ...],
+    profile: str | None,
     calibration: str | None,
     kind: str,
     out: str | None,
@@ -115,7 +121,7 @@ def compare(
     """Judge two stored builds; each is DIR (a run with one arm) or DIR:ARM."""
     from evalgate.commands import compare_builds
 
-    answer = compare_builds(baseline, candidate, policy, list(allow), calibration, kind)
+    answer = compare_builds(baseline, candidate, policy, list(allow), calibration, kind, profile)
     _deliver(answer.text, out)
     ctx.exit(answer.exit_code)
 

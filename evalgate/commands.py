@@ -6,17 +6,19 @@ the folder is judged. Nothing is parsed and nothing printed here.
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from evalgate import report
+from evalgate.amdahl import compute_attention_share, compute_bound, parse_profile
 from evalgate.embedded import build_embedded_spec
 from evalgate.errors import EXIT_PASS, EvalgateError, SpecError, UsageError
 from evalgate.explain import explain
-from evalgate.gate import judge
+from evalgate.gate import Verdict, judge
 from evalgate.policy import Policy, parse_policy
 from evalgate.progress import RunProgress
 from evalgate.records import StoredRun
@@ -37,6 +39,7 @@ from evalgate.verdicts import (
 )
 
 RESULTS = Path("results")
+GAIN_METRIC = "weighted_normalised_output_throughput"
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,10 @@ def compare_builds(
     allow: Sequence[str],
     calibration: str | None,
     kind: str,
+    profile: str | None = None,
 ) -> Answer:
-    """`evalgate compare`: arms of stored runs, of one run or of two."""
+    """`evalgate compare`: arms of stored runs, of one run or of two. With a profile of kernel
+    times, what attention could give at most stands among the warnings."""
     base, cand = load_view(baseline), load_view(candidate)
     chosen: Policy = choose_policy(policy, cand.run, cand.label)
     verdict = judge(
@@ -131,8 +136,29 @@ def compare_builds(
         allow=allow,
         apart=base.run.run_id != cand.run.run_id,
     )
+    if profile is not None:
+        verdict = replace(verdict, warnings=[*verdict.warnings, bound_gain(verdict, profile)])
     context = report.Context.of_views(base, cand)
     return Answer(report.render(kind, verdict.to_json(), context), verdict.exit_code)
+
+
+def bound_gain(verdict: Verdict, profile: str) -> str:
+    """Amdahl's bound of a profile beside the weighted throughput that was measured."""
+    path = Path(profile)
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"profile {profile!r} cannot be read ({exc})") from None
+    share = compute_attention_share(parse_profile(text, profile), where=profile)
+    gains = [r for r in verdict.rules if r.rule.metric == GAIN_METRIC]
+    measured = gains[0] if gains else None
+    return compute_bound(
+        share,
+        measured_percent=measured.observed if measured else None,
+        measured_low=measured.ci_low if measured else None,
+    ).describe()
 
 
 def show_trend(results: str, pinned: str | None, kind: str) -> Answer:

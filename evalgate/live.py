@@ -209,6 +209,7 @@ class LiveArm:
             output_sha256=None if done.error else _sha256(done.text),
             output_text=None if done.error else done.text,
             error=done.error,
+            extra=_describe_reasoning(done),
         )
 
     def send_sample(self, item: Item, *, salt: str) -> SampleRecord:
@@ -232,7 +233,12 @@ class LiveArm:
             score=scored.score if scored else None,
             flags=scored.flags if scored else [],
             error=error or (scored.error if scored else None),
-            extra={"scoring": item.scoring, **item.meta, **(scored.extra if scored else {})},
+            extra={
+                "scoring": item.scoring,
+                **item.meta,
+                **(scored.extra if scored else {}),
+                **(_describe_reasoning(done) or {}),
+            },
         )
 
     @property
@@ -381,6 +387,13 @@ def utc_now() -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _describe_reasoning(done: Generation) -> dict[str, Any] | None:
+    """What came before the answer: its text, and when the answer itself began."""
+    if not done.reasoning_text:
+        return None
+    return {"reasoning_text": done.reasoning_text, "first_answer_ns": done.first_answer_ns}
 
 
 def _subtract(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -31,8 +31,6 @@ class Patch:
     args: tuple[str, ...]
     env: dict[str, str]
     report_rpc: str
-    kv_cache_dtype: str
-    args_cuda: tuple[str, ...] = field(default=())
 
 
 PATCHES = {
@@ -40,8 +38,6 @@ PATCHES = {
         args=("--worker-extension-cls", "kernels_patch.worker.WorkerExtension"),
         env={"KERNELS_PATCH": "int8_kv", "VLLM_SERVER_DEV_MODE": "1"},
         report_rpc="kernels_patch_report",
-        kv_cache_dtype="int8",
-        args_cuda=("--attention-backend", "CUSTOM"),
     )
 }
 
@@ -215,10 +211,6 @@ class Spec(SpecModel):
     @property
     def bucket_weights(self) -> dict[str, float]:
         return {b.name: b.weight for b in self.load.buckets}
-
-    @property
-    def has_verdict(self) -> bool:
-        return {BASELINE, CANDIDATE} <= self.arms.keys()
 
 
 def parse_batched_tokens(args: list[str]) -> int | None:

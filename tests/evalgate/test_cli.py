@@ -121,6 +121,20 @@ def test_compare_takes_arms_of_one_run_and_names_a_missing_one(tmp_path, policy,
     assert run_cli("compare", str(folder), str(folder), "--policy", policy) == 2
 
 
+def test_compare_sets_a_gain_beside_what_attention_could_give(tmp_path, capsys):
+    folder = save(tmp_path / "r", make_stored(0.5))
+    profile = tmp_path / "kernels.csv"
+    profile.write_text(
+        '"Name","Calls","TotalDurationNs"\n'
+        '"paged_attention_kernel",100,4000000\n"gemm",100,96000000\n'
+    )
+    pair = (f"{folder}:baseline", f"{folder}:candidate")
+    run_cli("compare", *pair, "--policy", "nightly", "--profile", str(profile), "--format", "json")
+    warnings = " ".join(json.loads(capsys.readouterr().out)["warnings"])
+    assert "attention is 4.000 % of kernel time, so at most +4.17 % end to end" in warnings
+    assert "more than attention can give" in warnings
+
+
 def test_report_writes_a_page_and_exits_0_whatever_the_verdict(tmp_path, policy):
     folder = save(tmp_path / "r", make_stored(1.5))
     page = tmp_path / "page.html"

@@ -73,7 +73,6 @@ def test_one_arm_alone_may_have_any_name():
     text = GOOD.split("[arms.candidate]")[0].replace("baseline", "bf16")
     spec = parse_spec(text + "[model]" + GOOD.split("[model]")[1], "s.toml")
     assert list(spec.arms) == ["bf16"]
-    assert not spec.has_verdict
 
 
 def test_buckets_are_half_open():
