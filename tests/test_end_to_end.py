@@ -21,7 +21,7 @@ SERVER_ARGS = """[
     "--dtype", "float32", "--no-enable-prefix-caching", "--enable-prompt-tokens-details",
     "--enforce-eager", "--distributed-executor-backend", "uni",
 ]"""
-SERVER_ENV = '{ VLLM_CPU_KVCACHE_SPACE = "1" }'
+SERVER_ENV = '{ VLLM_CPU_KVCACHE_SPACE = "1", VLLM_ENABLE_V1_MULTIPROCESSING = "0" }'
 SPEC = f"""
 name = "end-to-end"
 [model]

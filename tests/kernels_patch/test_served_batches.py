@@ -25,7 +25,12 @@ ARGS = [
     *("--distributed-executor-backend", "uni"),
     *("--worker-extension-cls", "kernels_patch.worker.WorkerExtension"),
 ]
-ENV = {"KERNELS_PATCH": "int8_kv", "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+ENV = {
+    "KERNELS_PATCH": "int8_kv",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
 OUTPUT_TOKENS = 160
 SUBJECTS = ("rivers and their mills", "a lighthouse", "bread", "the history of maps")
 
