@@ -92,7 +92,9 @@ def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kin
     page = write_reports(folder, rendered)
     answer = report.render(kind, verdict.to_json(), context)
     if kind == "text":
-        answer = f"{answer.rstrip()}\n\nrecords and reports: {folder} (open {page})"
+        load = report.describe_other_load(stored.run)
+        noise_line = f"other processes took {load}\n" if load else ""
+        answer = f"{answer.rstrip()}\n\n{noise_line}records and reports: {folder} (open {page})"
     code = compute_calibration_exit(verdict.to_json()) if calibrating else verdict.exit_code
     return Answer(answer, code)
 

@@ -7,7 +7,7 @@ and ``tables`` say what they share, ``evidence`` and ``plots`` what the page add
 from __future__ import annotations
 
 from evalgate.errors import UsageError
-from evalgate.report.evidence import Context
+from evalgate.report.evidence import Context, describe_other_load
 from evalgate.report.html import render_html
 from evalgate.report.json_ import render_json
 from evalgate.report.junit import render_junit
@@ -17,7 +17,14 @@ from evalgate.report.words import Verdict
 
 FORMATS = ("text", "json", "markdown", "html", "junit")
 
-__all__ = ["FORMATS", "Context", "build_text", "render", "render_text"]
+__all__ = [
+    "FORMATS",
+    "Context",
+    "build_text",
+    "describe_other_load",
+    "render",
+    "render_text",
+]
 
 
 def render(format_name: str, verdict: Verdict, context: Context | None = None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from evalgate.compare import ArmView, views_of_run
-from evalgate.records import RequestRecord, SampleRecord, StoredRun
+from evalgate.records import RequestRecord, Run, SampleRecord, StoredRun
 from evalgate.report.words import ARMS, printable, shorten
 
 MAX_POINTS = 400  # for each arm and plot: more only makes one grey band, and a heavy page
@@ -322,6 +322,17 @@ def _collect_environment(context: Context) -> list[Fact]:
     return differing + rest
 
 
+def describe_other_load(run: Run) -> str | None:
+    """What other processes took of the machine while the run was measured; None when unknown."""
+    machine = (run.extra or {}).get("machine")
+    if not isinstance(machine, dict):
+        return None
+    mean, most = (machine.get(f"other_cpu_cores_{key}") for key in ("mean", "max"))
+    if not all(isinstance(value, int | float) for value in (mean, most)):
+        return None
+    return f"{mean:.2f} processor cores on average, {most:.2f} at most"
+
+
 def _flatten_arm(view: ArmView) -> dict[str, str]:
     arm, run = view.record, view.run
     environment = arm.environment
@@ -333,6 +344,7 @@ def _flatten_arm(view: ArmView) -> dict[str, str]:
         "server version": arm.server_version,
         "KV-cache dtype": arm.kv_cache_dtype,
         "attention backend": arm.attention_backend,
+        "other load": describe_other_load(run),
         "command": " ".join(arm.command) if arm.command else None,
         "GPU": ", ".join(environment.gpu) if environment.gpu else None,
         "driver": environment.driver,

@@ -277,3 +277,11 @@ def test_a_results_folder_that_cannot_be_made_is_a_clear_error(stub, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises((StorageError, UsageError), match="file"):
         execute(make_spec(stub), Path(tmp_path / "file" / "r"), Watcher())
+
+
+def test_what_others_took_of_the_machine_is_shown(stub, tmp_path):
+    execute(make_spec(stub), tmp_path / "r", Watcher())
+    stored = load_run(tmp_path / "r")
+    assert stored.run.extra["machine"]["other_cpu_cores_mean"] >= 0
+    assert "other processes took" in judge_measured(stored, tmp_path / "r", None, "text").text
+    assert "processor cores on average" in (tmp_path / "r" / "report.html").read_text()
