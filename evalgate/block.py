@@ -20,7 +20,7 @@ from evalgate.fidelity import (
     build_reference,
     measure_arm,
 )
-from evalgate.live import LiveArm
+from evalgate.live import LiveArm, Phase
 from evalgate.load import (
     WARMUP_SALT,
     LoadPrompt,
@@ -214,7 +214,7 @@ def _build_plan(spec: Spec, arm: LiveArm) -> Plan:
 
 
 def _record_load(
-    state: RunState, arm: LiveArm, prompt: LoadPrompt, repetition: int, phase: str, salt: str
+    state: RunState, arm: LiveArm, prompt: LoadPrompt, repetition: int, phase: Phase, salt: str
 ) -> RequestRecord:
     record = arm.send_load(prompt, repetition, phase=phase, salt=salt)
     state.writer.append_request(record)

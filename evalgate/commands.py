@@ -31,6 +31,7 @@ from evalgate.verdicts import (
     REPORT_FILES,
     choose_policy,
     compute_calibration_exit,
+    is_calibration,
     judge_run,
     load_policy_table,
     load_view,
@@ -83,9 +84,6 @@ def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kin
             EXIT_PASS,
         )
     policy = choose_policy(None, stored.run, stored.label)
-    calibrating = bool((stored.run.extra or {}).get("calibration"))
-    if calibrating:
-        policy = policy.without_required_routes()
     verdict = judge_run(stored, policy, noise)
     context = report.Context.of_run(stored)
     rendered = {k: report.render(k, verdict.to_json(), context) for k in REPORT_FILES}
@@ -95,7 +93,9 @@ def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kin
         load = report.describe_other_load(stored.run)
         noise_line = f"other processes took {load}\n" if load else ""
         answer = f"{answer.rstrip()}\n\n{noise_line}records and reports: {folder} (open {page})"
-    code = compute_calibration_exit(verdict.to_json()) if calibrating else verdict.exit_code
+    code = verdict.exit_code
+    if is_calibration(stored.run):
+        code = compute_calibration_exit(verdict.to_json())
     return Answer(answer, code)
 
 
@@ -175,7 +175,7 @@ def show_trend(results: str, pinned: str | None, kind: str) -> Answer:
     for path in sorted(p.parent for p in folder.glob("*/run.json")):
         try:
             stored = load_run(path)
-            if (stored.run.extra or {}).get("calibration"):
+            if is_calibration(stored.run):
                 continue
             verdict = judge_run(stored, choose_policy(None, stored.run, stored.label), None)
         except EvalgateError as exc:
@@ -224,6 +224,6 @@ def _load_optional(folder: str | None) -> StoredRun | None:
     if folder is None:
         return None
     stored = load_run(Path(folder))
-    if not (stored.run.extra or {}).get("calibration"):
+    if not is_calibration(stored.run):
         raise UsageError(f"{folder} is not a calibration: make one with `evalgate run --calibrate`")
     return stored

@@ -10,12 +10,12 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evalgate.client import Client, NotSupportedError
 from evalgate.environment import read_environment
@@ -42,6 +42,8 @@ from evalgate.tasks import Item, Tokenizer, score_item
 CANARY_PROMPT = "Name the planets of the solar system in order, starting from the sun."
 CANARY_TOKENS = 16
 RPC_TIMEOUT_S = 60.0
+Phase = Literal["warmup", "measure"]
+
 BACKEND_IN_LOG = re.compile(r"Using (?:AttentionBackendEnum\.)?(\w+)(?: attention)? backend")
 
 
@@ -54,7 +56,7 @@ class LiveArm:
     arm: ArmSpec
     model_path: str | None
     python: str
-    log_path: Any  # Callable[[str, int], Path]
+    log_path: Callable[[str, int], Path]
     run_id: str
     launches: list[Launch] = field(default_factory=list)
     evidence: list[LaunchEvidence] = field(default_factory=list)
@@ -98,7 +100,7 @@ class LiveArm:
                             block=block,
                             started_at=self.server.started_at,
                             cold_start_s=self.server.cold_start_s,
-                            log=Path(self.log_path(self.name, block)).name,
+                            log=self.log_path(self.name, block).name,
                         )
                     )
                     yield self
@@ -187,7 +189,7 @@ class LiveArm:
             self._canary["warm_text"] = self._ask_canary("warm")
 
     def send_load(
-        self, prompt: LoadPrompt, repetition: int, *, phase: str, salt: str
+        self, prompt: LoadPrompt, repetition: int, *, phase: Phase, salt: str
     ) -> RequestRecord:
         """Send one load request and return its record, failed or not."""
         spec = self.spec.load
@@ -198,7 +200,7 @@ class LiveArm:
             bucket=prompt.bucket,
             prompt_id=prompt.prompt_id,
             repetition=repetition,
-            phase="warmup" if phase == "warmup" else "measure",
+            phase=phase,
             started_at=done.started_at,
             prompt_tokens=done.prompt_tokens,
             output_tokens=done.output_tokens,

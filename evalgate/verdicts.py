@@ -55,11 +55,21 @@ def read_shipped(name: str) -> str:
 
 
 def choose_policy(option: str | None, run: Run, label: str) -> Policy:
-    """--policy when given, else the policy that the run was made with, else the default."""
+    """--policy when given, else the policy that the run was made with, else the default.
+
+    In a calibration no arm is meant to be patched, so no route is required of it.
+    """
     if option is not None:
-        return parse_policy(load_policy_table(option, Path.cwd()), option)
-    table = run.spec.get("policy")
-    return parse_policy(table, f"{label}: policy") if table else DEFAULT
+        policy = parse_policy(load_policy_table(option, Path.cwd()), option)
+    else:
+        table = run.spec.get("policy")
+        policy = parse_policy(table, f"{label}: policy") if table else DEFAULT
+    return policy.without_required_routes() if is_calibration(run) else policy
+
+
+def is_calibration(run: Run) -> bool:
+    """True of a run of baseline against baseline."""
+    return bool((run.extra or {}).get("calibration"))
 
 
 def judge_run(stored: StoredRun, policy: Policy, calibration: StoredRun | None) -> Verdict:

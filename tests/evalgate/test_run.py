@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stub_server import Answer, StubServer, plain_answer
 
-from evalgate.commands import judge_measured
+from evalgate.commands import judge_again, judge_measured
 from evalgate.errors import InterruptedRunError, ServerAnswerError, StorageError, UsageError
 from evalgate.run import execute, resume
 from evalgate.spec import Spec, parse_spec
@@ -263,6 +263,21 @@ def test_calibration_runs_the_baseline_in_both_arms(stub, tmp_path):
     run = load_run(tmp_path / "r").run
     assert run.extra["calibration"] is True
     assert run.spec["arms"]["candidate"] == run.spec["arms"]["baseline"]
+
+
+def test_a_calibration_is_judged_without_required_routes_whenever_it_is_judged(stub, tmp_path):
+    policy = """
+[policy.validity]
+require_routes = ["prefix"]
+[[policy.rules]]
+name = "e2el"
+metric = "e2el"
+kind = "non_inferiority"
+margin_percent = 90.0
+"""
+    execute(make_spec(stub, extra=policy, blocks=2), tmp_path / "r", Watcher(), calibrate=True)
+    verdict = json.loads(judge_again(str(tmp_path / "r"), None, None, "json").text)
+    assert verdict["invalid_reasons"] == []
 
 
 def test_alternating_servers_are_up_one_at_a_time(stub, tmp_path):
