@@ -178,6 +178,19 @@ def trend(results_dir: str, pinned: str | None, kind: str, out: str | None) -> N
     _deliver(show_trend(results_dir, pinned, kind).text, out)
 
 
+@cli.command()
+@click.argument("spec", required=False)
+@format_option("text", ("text", "json"))
+@click.pass_context
+def doctor(ctx: click.Context, spec: str | None, kind: str) -> None:
+    """What would stand in the way of a run of SPEC; exits 1 when something would end it."""
+    from evalgate.commands import diagnose_all
+
+    answer = diagnose_all(spec, kind)
+    click.echo(answer.text)
+    ctx.exit(answer.exit_code)
+
+
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("action", type=click.Choice(["check", "bench"]))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

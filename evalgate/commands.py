@@ -15,6 +15,7 @@ from typing import Any
 
 from evalgate import report
 from evalgate.amdahl import compute_attention_share, compute_bound, parse_profile
+from evalgate.doctor import compute_exit_code, diagnose, render_json, render_text
 from evalgate.embedded import build_embedded_spec
 from evalgate.errors import EXIT_PASS, EvalgateError, SpecError, UsageError
 from evalgate.explain import explain
@@ -71,6 +72,17 @@ def measure(
         with RunProgress() as progress:
             folder = execute(resolved, folder, progress, calibrate=calibrate, notes=notes)
     return judge_measured(load_run(folder), folder, noise, kind)
+
+
+def diagnose_all(spec: str | None, kind: str) -> Answer:
+    """`evalgate doctor`: every check of the machine for a run of ``spec`` into the usual place."""
+    resolved, _ = load_spec(spec, None)
+    with RunProgress() as progress:
+        found = diagnose(
+            resolved, default_out_dir(resolved.name), lambda name: progress.say(f"checking {name}")
+        )
+    text = render_json(found) if kind == "json" else render_text(found)
+    return Answer(text, compute_exit_code(found))
 
 
 def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kind: str) -> Answer:

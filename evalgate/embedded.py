@@ -72,11 +72,10 @@ def ensure_packaged_model(cache_root: Path | None = None) -> Path:
     the cache cannot be written.
     """
     source = find_packaged_gguf()
-    root = cache_root or default_cache_root()
-    digest = _sha256(source)
-    target = root / f"smollm2-135m-instruct-{digest[:12]}-v{CONVERSION_VERSION}"
+    target = locate_converted(source, cache_root)
     if is_intact(target):
         return target
+    root = target.parent
     try:
         root.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix="converting-", dir=root))
@@ -87,11 +86,17 @@ def ensure_packaged_model(cache_root: Path | None = None) -> Path:
         ) from None
     try:
         _convert_in_subprocess(source, scratch)
-        _save_manifest(scratch, digest)
+        _save_manifest(scratch, _sha256(source))
         _put_in_place(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def locate_converted(source: Path, cache_root: Path | None = None) -> Path:
+    """Where the converted form of this GGUF file belongs, whether it is there or not."""
+    root = cache_root or default_cache_root()
+    return root / f"smollm2-135m-instruct-{_sha256(source)[:12]}-v{CONVERSION_VERSION}"
 
 
 def find_packaged_gguf() -> Path:

@@ -1,12 +1,7 @@
-"""Is there room for a server, and who holds it if not: RAM and GPUs, before a start is tried.
-
-Also finds servers that an earlier evalgate left behind: each carries its owner's process id in its
-environment.
-"""
+"""Is there room for a server, and who holds it if not: RAM and GPUs, before a start is tried."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,10 +9,11 @@ import psutil
 
 from evalgate.errors import ServerStartError
 from evalgate.gpu import open_nvml
+from evalgate.leftovers import find_leftovers
 
-OWNER_VARIABLE = "EVALGATE_OWNER"
 FRACTION_FLAGS = ("--gpu-memory-utilization", "--gpu_memory_utilization")
 GIB = 2**30
+HOLDER_SHARE = 0.05  # of the machine's RAM: who has less is not worth naming
 
 
 @dataclass(frozen=True)
@@ -31,11 +27,13 @@ class Memory:
 
 
 def read_memory() -> list[Memory]:
-    """Each GPU where there is one, else the machine's RAM with servers left behind as holders."""
+    """Each GPU where there is one, else the machine's RAM; its holders are the processes with a
+    good share of it, and servers left behind."""
     with open_nvml() as nvml:
         if nvml is None:
             ram = psutil.virtual_memory()
-            return [Memory("RAM", ram.available, ram.total, tuple(find_leftovers()))]
+            holders = {*find_leftovers(), *_find_large(HOLDER_SHARE * ram.total)}
+            return [Memory("RAM", ram.available, ram.total, tuple(sorted(holders)))]
         devices = []
         for i in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
@@ -52,14 +50,21 @@ def check_memory(memories: Sequence[Memory], fraction: float) -> None:
     """
     for memory in memories:
         if memory.free_bytes < fraction * memory.total_bytes:
-            share = memory.free_bytes / memory.total_bytes
-            holders = ", ".join(map(str, memory.holders)) or "none that can be seen"
             raise ServerStartError(
-                f"{memory.device} has {memory.free_bytes / GIB:.2f} of "
-                f"{memory.total_bytes / GIB:.2f} GiB free ({share:.1%}), and the server asks for "
-                f"{fraction:.0%}: end what holds it (process ids: {holders}), or lower "
-                "--gpu-memory-utilization"
+                f"{describe_memory(memory)}, and the server asks for {fraction:.0%}: end what "
+                f"holds it ({describe_holders(memory)}), or lower --gpu-memory-utilization"
             )
+
+
+def describe_memory(memory: Memory) -> str:
+    return (
+        f"{memory.device} has {memory.free_bytes / GIB:.2f} of {memory.total_bytes / GIB:.2f} GiB "
+        f"free ({memory.free_bytes / memory.total_bytes:.1%})"
+    )
+
+
+def describe_holders(memory: Memory) -> str:
+    return f"process ids: {', '.join(map(str, memory.holders)) or 'none that can be seen'}"
 
 
 def parse_memory_fraction(args: Sequence[str]) -> float | None:
@@ -80,28 +85,15 @@ def parse_memory_fraction(args: Sequence[str]) -> float | None:
     return None
 
 
-def find_leftovers() -> list[int]:
-    """Process ids of servers whose evalgate is gone."""
-    left = []
+def _find_large(least_bytes: float) -> list[int]:
+    """Ids of processes with at least so much memory of their own."""
+    found = []
     for process in psutil.process_iter():
         try:
-            owner = process.environ().get(OWNER_VARIABLE)
-            zombie = process.status() == psutil.STATUS_ZOMBIE
+            memory = process.memory_info()
         except psutil.Error:
             continue  # another user's, or just ended
-        if owner is not None and not zombie and not _is_alive(owner):
-            left.append(process.pid)
-    return sorted(left)
-
-
-def build_owner() -> str:
-    """Our process id and its start, as an id alone is used again."""
-    return f"{os.getpid()}@{psutil.Process().create_time():.2f}"
-
-
-def _is_alive(owner: str) -> bool:
-    pid, _, start = owner.partition("@")
-    try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == start
-    except (ValueError, psutil.Error):
-        return False
+        # What is shared (a mapped model file) comes back by itself when it is needed.
+        if memory.rss - getattr(memory, "shared", 0) >= least_bytes:
+            found.append(process.pid)
+    return found

@@ -16,6 +16,7 @@ from evalgate.block import Progress, RunState, measure_block
 from evalgate.embedded import ensure_packaged_model
 from evalgate.errors import EvalgateError, InterruptedRunError, StorageError, UsageError
 from evalgate.live import LiveArm, utc_now
+from evalgate.preflight import find_model_folder, find_obstacles
 from evalgate.records import SCHEMA_VERSION, Run
 from evalgate.spec import (
     BASELINE,
@@ -45,6 +46,7 @@ def execute(
     if calibrate:
         spec = build_calibration_spec(spec)
     resolved = render_spec(spec)
+    notes = [*notes, *_warn(spec, out_dir, progress)]
     model_path = resolve_model(spec, progress)
     run = Run(
         schema_version=SCHEMA_VERSION,
@@ -59,7 +61,7 @@ def execute(
         arms={},
     )
     writer = RunWriter.create(out_dir, run)
-    state = _build_state(spec, model_path, writer, run, progress, list(notes), calibrate)
+    state = _build_state(spec, model_path, writer, run, progress, notes, calibrate)
     _run_blocks(state)
     return out_dir
 
@@ -83,9 +85,11 @@ def resume(out_dir: Path, progress: Progress, spec: Spec | None = None) -> Path:
         )
     if stored.run.status == "complete":
         raise UsageError(f"{out_dir} is complete: there is nothing to resume")
+    warnings = _warn(own, out_dir, progress)
     model_path = resolve_model(own, progress)
     writer = RunWriter.reopen(out_dir)
     run = stored.run.model_copy(update={"status": "started", "finished_at": None})
+    notes = list(dict.fromkeys([*notes, *warnings]))
     state = _build_state(own, model_path, writer, run, progress, notes, calibration)
     state.done = list(extra.get("completed_blocks", []))
     seen = {r.block for r in stored.requests} | {s.block for s in stored.samples}
@@ -101,21 +105,24 @@ def resume(out_dir: Path, progress: Progress, spec: Spec | None = None) -> Path:
     return out_dir
 
 
+def _warn(spec: Spec, out_dir: Path, progress: Progress) -> list[str]:
+    """What stands in the way of a good run; what stands in the way of any is raised."""
+    warnings = find_obstacles(spec, out_dir)
+    for warning in warnings:
+        progress.say(f"warning: {warning}")
+    return warnings
+
+
 def resolve_model(spec: Spec, progress: Progress) -> str | None:
     """The folder or hub name to launch with; the packaged model is converted when it is asked for.
 
-    Raises UsageError for a folder that is not there, before anything is written.
+    Raises UsageError for a folder that is not there.
     """
-    path = spec.model.path
-    if path == PACKAGED_MODEL and any(not arm.attached for arm in spec.arms.values()):
+    if spec.model.path == PACKAGED_MODEL and any(not arm.attached for arm in spec.arms.values()):
         progress.say("preparing the packaged model")
         return str(ensure_packaged_model())
-    if path is None or not path.startswith(("/", "./", "../", "~")):
-        return path
-    folder = Path(path).expanduser()
-    if not folder.exists():
-        raise UsageError(f"model.path {path!r} does not exist: name an existing folder")
-    return str(folder.resolve())
+    folder = find_model_folder(spec)
+    return spec.model.path if folder is None else str(folder)
 
 
 def _build_state(

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,7 +25,8 @@ import psutil
 
 from evalgate.errors import ServerDiedError, ServerError, ServerStartError, StorageError
 from evalgate.gpu import open_nvml
-from evalgate.memory import OWNER_VARIABLE, build_owner, check_memory, read_memory
+from evalgate.leftovers import OWNER_VARIABLE, build_owner, make_folder
+from evalgate.memory import check_memory, read_memory
 from evalgate.memory import parse_memory_fraction as _parse_memory_fraction
 from evalgate.server_log import explain_log, find_last_line
 
@@ -120,8 +120,7 @@ class Server:
             ) from None
         with log:
             log_start = log.seek(0, os.SEEK_END)
-            # Empty, as `python -m` makes the current folder importable.
-            folder = tempfile.mkdtemp(prefix="evalgate-server-")
+            folder = make_folder()  # empty, as `python -m` makes the current folder importable
             watch = [sys.executable, "-I", str(SUPERVISOR), str(STOP_GRACE_S), folder]
             supervisor = subprocess.Popen(
                 [*watch, *_build_command(plan, port)],

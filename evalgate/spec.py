@@ -26,11 +26,17 @@ MODEL_FLAGS = ("--model", "--served-model-name", "--host", "--port", "--api-key"
 
 @dataclass(frozen=True)
 class Patch:
-    """How a patch is asked for: by flags and environment only, and how its routes are read out."""
+    """How a patch is asked for: by flags and environment only, and how its routes are read out.
+
+    ``plugin`` is its entry point in vLLM's group ``vllm.general_plugins``; ``check`` are arguments
+    of the interpreter that compare its kernels with their reference, and exit 0 when all is well.
+    """
 
     args: tuple[str, ...]
     env: dict[str, str]
     report_rpc: str
+    plugin: str
+    check: tuple[str, ...]
 
 
 PATCHES = {
@@ -38,6 +44,8 @@ PATCHES = {
         args=("--worker-extension-cls", "kernels_patch.worker.WorkerExtension"),
         env={"KERNELS_PATCH": "int8_kv", "VLLM_SERVER_DEV_MODE": "1"},
         report_rpc="kernels_patch_report",
+        plugin="kernels_patch_int8_kv",
+        check=("-m", "kernels_patch", "check", "--quick"),
     )
 }
 

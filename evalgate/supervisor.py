@@ -4,8 +4,9 @@ Started as ``python supervisor.py GRACE_S FOLDER COMMAND...`` in a session of it
 as standard input that evalgate never writes to. It runs COMMAND in FOLDER and waits for the first
 of: the command ends; the pipe closes, because evalgate asked or is gone, SIGKILL included;
 a SIGTERM. Then it ends every process that came from the command, and removes FOLDER. Orphans of a
-killed server come back to it as their reaper (Linux), so a detached engine process cannot hide. It
-exits with the command's status, 128 + n for a signal n.
+killed server come back to it as their reaper (Linux), so a detached engine process cannot hide.
+Killed itself, it takes the command with it (Linux: a SIGTERM). It exits with the command's status,
+128 + n for a signal n.
 
 Imports nothing of evalgate: it is run by path.
 """
@@ -22,6 +23,7 @@ import time
 
 import psutil
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.2
 LAST_S = 5.0
@@ -29,12 +31,17 @@ LAST_S = 5.0
 
 def main() -> int:
     grace_s, folder, command = float(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    become_reaper()
+    set_process_option(PR_SET_CHILD_SUBREAPER, 1)
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopping.append(number))
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=folder)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            cwd=folder,
+            preexec_fn=lambda: set_process_option(PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
         while child.poll() is None and not stopping:
             if select.select([sys.stdin], [], [], POLL_S)[0]:
                 break
@@ -45,9 +52,9 @@ def main() -> int:
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def become_reaper() -> None:
+def set_process_option(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def end_child(child: subprocess.Popen[bytes], grace_s: float) -> None:

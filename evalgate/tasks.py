@@ -22,7 +22,7 @@ from evalgate_tasks.registry import load_tasks
 from evalgate.errors import EvalgateError, TaskDataError, UsageError
 from evalgate.records import TaskError, compute_canonical_json
 from evalgate.spec import TaskSpec
-from evalgate.task_data import HUB_SUBSETS, Row, load_predictions, load_rows
+from evalgate.task_data import HUB, HUB_SUBSETS, Row, load_predictions, load_rows
 from evalgate.task_prompts import (
     TOKENS_PER_WORD,
     TRUNCATION_POLICY,
@@ -42,6 +42,7 @@ __all__ = [
     "Scored",
     "Tokenizer",
     "build_items",
+    "check_task",
     "export_task",
     "find_task",
     "list_tasks",
@@ -120,6 +121,19 @@ def build_items(
         return _build_embedded(task, spec.limit, tokenizer, ranges, max_tokens, seed)
     rows = load_rows(task_name, spec.data)
     return _build_from_rows(task, rows, spec.limit, tokenizer, ranges, max_tokens, spec.data)
+
+
+def check_task(
+    task_name: str, spec: TaskSpec, lengths: Sequence[tuple[int, int]], max_model_len: int | None
+) -> None:
+    """Raise what ``build_items`` would, as far as it can be known without a tokenizer.
+
+    A public set is not fetched for it.
+    """
+    max_tokens = spec.max_tokens or find_task(task_name).max_tokens
+    _resolve_ranges(task_name, spec, lengths, max_tokens, max_model_len)
+    if spec.data is not None and spec.data != HUB:
+        load_rows(task_name, spec.data)
 
 
 def score_item(item: Item, output_text: str, finish_reason: str | None) -> Scored:

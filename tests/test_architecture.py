@@ -16,16 +16,21 @@ MEASURING = [
     {"records"},
     {"spec"},
     {"sse", "routes", "progress", "embedded", "gpu", "server_log", "log_probs", "store"},
+    {"leftovers"},
     {"environment", "memory", "telemetry", "generation", "wire"},
     {"server", "client"},
     {"replay", "sizing", "task_data", "task_prompts"},
     {"fidelity", "tasks"},
     {"load"},
-    {"live"},
+    {"preflight"},
+    {"doctor", "live"},
+    {"stopping"},
     {"block"},
     {"run"},
 ]
-JUDGING_FORBIDDEN = {"spec", "server", "client", "store", "load", "tasks", "live", "block", "run"}
+JUDGING_FORBIDDEN = {
+    "spec", "server", "client", "store", "load", "tasks", "live", "block", "run", "stopping",
+}  # fmt: skip
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -80,7 +85,7 @@ def test_the_measuring_half_imports_downwards_only():
             assert level[imported] < level[name], f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize("name", ["stats", "compare", "policy", "validity", "gate", "summary"])
+@pytest.mark.parametrize("name", ["stats", "sequential", "compare", "policy", "validity", "gate", "summary"])
 def test_the_judging_half_knows_no_server_and_no_file(name):
     for module, path in modules("evalgate").items():
         if module == name or module.startswith(f"{name}_"):
