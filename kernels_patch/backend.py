@@ -162,6 +162,7 @@ class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
                 raise RefusalError(reason)
             self.kernels: Kernels = choose_kernels(head_size)
             self.fault = planted_fault()
+        self.impl_name = self.kernels.impl
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)

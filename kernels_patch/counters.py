@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-ROUTES = ("first_chunk", "prefix", "decode", "prefix_torch", "decode_torch", "fallback")
+ROUTES = (
+    "first_chunk",
+    "prefix",
+    "prefix_unpacked",
+    "decode",
+    "prefix_torch",
+    "decode_torch",
+    "fallback",
+)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,22 @@ LAYER_FEATURES = {
 }
 
 
+def feature_refusal(*, attn_type: str, features: Mapping[str, object]) -> str | None:
+    """Why a layer's kind of attention cannot be served, on whatever device, or None.
+
+    ``attn_type`` is vLLM's name; ``features`` maps names to their values, where None (and a soft
+    cap of 0) means that the layer does not have the feature. A name that is not in LAYER_FEATURES
+    is refused too: it is one that nobody looked at.
+    """
+    if attn_type != "decoder":
+        return f"the model has {attn_type} attention: only causal decoder attention is served"
+    for name, value in features.items():
+        if value is None or (name == "logits_soft_cap" and value == 0):
+            continue
+        return f"the model uses {LAYER_FEATURES.get(name, f'the attention option {name!r}')}"
+    return None
+
+
 def layer_refusal(
     *,
     head_dim: int,
@@ -29,18 +45,12 @@ def layer_refusal(
     kv_cache_dtype: str,
     features: Mapping[str, object],
 ) -> str | None:
-    """Why an attention layer cannot be served, or None.
+    """Why an attention layer cannot be served on a CPU, or None.
 
-    ``dtype`` and ``attn_type`` are the names that torch and vLLM give them; ``features`` maps names
-    to their values, where None (and a soft cap of 0) means that the layer does not have the
-    feature. A name that is not in LAYER_FEATURES is refused too: it is one that nobody looked at.
+    ``dtype`` is torch's name; the last two are ``feature_refusal``'s.
     """
-    if attn_type != "decoder":
-        return f"the model has {attn_type} attention: only causal decoder attention is served"
-    for name, value in features.items():
-        if value is None or (name == "logits_soft_cap" and value == 0):
-            continue
-        return f"the model uses {LAYER_FEATURES.get(name, f'the attention option {name!r}')}"
+    if (reason := feature_refusal(attn_type=attn_type, features=features)) is not None:
+        return reason
     if head_dim % HEAD_DIM_MULTIPLE:
         return f"the model's head size {head_dim} is not a multiple of {HEAD_DIM_MULTIPLE}"
     if dtype not in DTYPES:
@@ -60,8 +70,10 @@ def page_refusal(*, head_dim: int, head_dim_v: int) -> str | None:
     return None
 
 
-def engine_refusal(*, block_size: int, speculative: bool, context_parallel: int) -> str | None:
-    """Why an engine's configuration cannot be served, or None."""
+def engine_refusal(
+    *, speculative: bool, context_parallel: int, block_size: int = BLOCK_TOKENS
+) -> str | None:
+    """Why an engine's configuration cannot be served, or None. ``block_size`` is the CPU's."""
     if block_size % BLOCK_TOKENS:
         return f"--block-size is {block_size}: give a multiple of {BLOCK_TOKENS}"
     if speculative:

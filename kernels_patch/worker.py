@@ -11,7 +11,7 @@ answers ``{"results": [REPORT, ...]}``, one REPORT for each worker:
 
 ``version``          version of kernels_patch
 ``active``           true when every attention layer of the model is served by the patch
-``impl``             ``native`` or ``torch``; null when no layer is patched
+``impl``             ``native``, ``torch`` or ``cuda``; null when no layer is patched
 ``fault``            the planted fault by name, else null
 ``layers``           attention layers that are patched; ``layer_names`` lists them
 ``model_layers``     attention layers of the model in this worker
@@ -26,13 +26,15 @@ answers ``{"results": [REPORT, ...]}``, one REPORT for each worker:
                      heads), block_size, num_blocks, num_kv_heads, head_dim, layers; where the
                      layers differ, a value is a sorted list; null before the cache is allocated
 
-Routes: first_chunk, prefix, decode, prefix_torch, decode_torch, fallback (see ``dispatch``). All
-counts grow from the start of the process: read them twice and subtract. Proven is a route when
+Routes: first_chunk, prefix, decode; prefix_torch, decode_torch, fallback (see ``dispatch``);
+prefix_unpacked (see ``gpu.steps``). All counts grow from the start of the process, on a GPU from
+the capture of its graphs: read them twice and subtract. Proven is a route when
 ``routes[r] == layers * route_steps[r]`` and ``layers_mismatch`` is empty.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,10 @@ from kernels_patch.counters import RouteCounters
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionImpl
+
+
+# Modules of patched layers; each keeps its process's counters as COUNTERS.
+BACKENDS = ("kernels_patch.backend", "kernels_patch.gpu.backend")
 
 
 class WorkerExtension:
@@ -69,11 +75,9 @@ def make_report(
     counters = RouteCounters()
     impl = fault = None
     if patched:
-        from kernels_patch.backend import COUNTERS
-
-        counters = COUNTERS
         first = next(iter(patched.values()))
-        impl = first.kernels.impl
+        counters = sys.modules[type(first).__module__].COUNTERS
+        impl = first.impl_name
         fault = None if first.fault is None else first.fault.name
     return {
         "version": kernels_patch.__version__,
@@ -114,4 +118,4 @@ def describe_caches(caches: Sequence[tuple[int, torch.Tensor]]) -> dict[str, obj
 
 def _is_patched(impl: object) -> bool:
     """Asked by the class's module, so that a stock worker imports no part of the backend."""
-    return type(impl).__module__ == "kernels_patch.backend"
+    return type(impl).__module__ in BACKENDS

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -111,6 +112,14 @@ def int8_decode(
     stream = torch.cuda.current_stream(q.device).cuda_stream
     kernel = _kernel(plan, q.device.index)
     kernel.launch_cooperative(workspace.ctas, plan.threads, arguments, stream)
+
+
+def prepare(shapes: Iterable[DecodeShape]) -> None:
+    """Compile and load the kernels of these shapes on the current device, with default plans."""
+    plans = [shape.plan() for shape in shapes]
+    nvrtc.compile_all(build(plan) for plan in plans)
+    for plan in plans:
+        _kernel(plan, torch.cuda.current_device())
 
 
 def build(plan: DecodePlan) -> nvrtc.Build:

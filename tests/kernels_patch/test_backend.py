@@ -89,7 +89,8 @@ def test_vllm_s_own_loading_of_plug_ins_changes_the_registry_only_when_asked(bac
         overridden = overridden_backends(registry)
         assert bool(overridden) is asked
     ours = overridden.pop("CPU_ATTN")
-    assert ours == "kernels_patch.backend.Int8KVBackend"
+    assert ours == "kernels_patch.adapters.cpu_0_32.Backend"
+    assert registry.AttentionBackendEnum.CPU_ATTN.get_class() is backend.Int8KVBackend
     assert {"CPU_MLA", "AMX_MLA", "MAMBA2", "GDN_ATTN"} <= set(overridden)
     assert set(overridden.values()) == {"kernels_patch.refusing.RefusingBackend"}
 

@@ -28,6 +28,7 @@ def test_a_mixed_step_is_a_launch_of_both_its_routes_in_every_layer():
     assert report["routes"] == {
         "first_chunk": 2,
         "prefix": 2,
+        "prefix_unpacked": 0,
         "decode": 2,
         "prefix_torch": 0,
         "decode_torch": 0,

@@ -1,0 +1,109 @@
+"""What the CUDA adapters share: how the backend is registered and the interface it is built on.
+
+The backend stands under vLLM's own name for outside backends, ``CUSTOM``, and keeps its pages under
+vLLM's own cache type ``int8_per_token_head``: vLLM then plans, pads and shares pages of exactly our
+size (two payloads and two float32 scales a token and head) with no change to its planner, hybrid
+models included. Both have to be asked for by flags; a guard before vLLM's other backends ends a
+server that was asked for the patch without them.
+"""
+
+from __future__ import annotations
+
+BACKEND_FLAGS = "--attention-backend CUSTOM --kv-cache-dtype int8_per_token_head"
+GUARDED = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TURBOQUANT")
+
+_BACKEND = "vllm.v1.attention.backend"
+OVERRIDDEN = {
+    f"{_BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": (),
+    f"{_BACKEND}:AttentionBackend.get_kv_cache_shape": (
+        "num_blocks",
+        "block_size",
+        "num_kv_heads",
+        "head_size",
+        "cache_dtype_str",
+    ),
+    f"{_BACKEND}:AttentionBackend.get_kv_cache_stride_order": ("include_num_layers_dimension",),
+    f"{_BACKEND}:AttentionBackend.get_supported_head_sizes": ("cls",),
+    f"{_BACKEND}:AttentionBackend.supports_compute_capability": ("cls", "capability"),
+    f"{_BACKEND}:AttentionMetadataBuilder.__init__": (
+        "self",
+        "kv_cache_spec",
+        "layer_names",
+        "vllm_config",
+        "device",
+    ),
+    f"{_BACKEND}:AttentionMetadataBuilder.build": (
+        "self",
+        "common_prefix_len",
+        "common_attn_metadata",
+        "fast_build",
+    ),
+    f"{_BACKEND}:AttentionMetadataBuilder.build_for_cudagraph_capture": (
+        "self",
+        "common_attn_metadata",
+    ),
+    f"{_BACKEND}:AttentionImpl.__init__": (
+        "self",
+        "num_heads",
+        "head_size",
+        "scale",
+        "num_kv_heads",
+        "alibi_slopes",
+        "sliding_window",
+        "kv_cache_dtype",
+        "logits_soft_cap",
+        "attn_type",
+        "kv_sharing_target_layer_name",
+    ),
+    f"{_BACKEND}:AttentionImpl.forward": (
+        "self",
+        "layer",
+        "query",
+        "key",
+        "value",
+        "kv_cache",
+        "attn_metadata",
+        "output",
+        "output_scale",
+        "output_block_scale",
+    ),
+}
+USED = {
+    f"{_BACKEND}:CommonAttentionMetadata": (
+        "query_start_loc_cpu",
+        "seq_lens",
+        "seq_lens_cpu_upper_bound",
+        "block_table_tensor",
+        "causal",
+    ),
+    "vllm.vllm_flash_attn.flash_attn_interface:flash_attn_varlen_func": (
+        "q",
+        "k",
+        "v",
+        "max_seqlen_q",
+        "cu_seqlens_q",
+        "max_seqlen_k",
+        "cu_seqlens_k",
+        "softmax_scale",
+        "causal",
+        "out",
+        "fa_version",
+    ),
+    "vllm.v1.worker.workspace:current_workspace_manager": (),
+    "vllm.v1.worker.workspace:WorkspaceManager.get_simultaneous": ("self",),
+    "vllm.v1.attention.backends.registry:register_backend": ("backend", "class_path", "is_mamba"),
+    "vllm.model_executor.layers.attention.attention:unified_kv_cache_update": (
+        "key",
+        "value",
+        "layer_name",
+    ),
+}
+
+
+def register(adapter: str) -> None:
+    """Put ``Backend`` of the module ``adapter`` under CUSTOM, and guards before the others."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    register_backend(AttentionBackendEnum.CUSTOM, f"{adapter}.Backend")
+    for name in GUARDED:
+        register_backend(AttentionBackendEnum[name], f"kernels_patch.adapters.guards.{name}")
