@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from evalgate.compare import ArmView
 from evalgate.records import LaunchEvidence
+from evalgate.routes import merge_forms, strip_form
 
 FALLBACK = "fallback"
 FIRST_CHUNK = "first_chunk"
@@ -57,6 +58,11 @@ def _check_required(candidate: ArmView, required: list[str], found: Findings) ->
                 f"({route}{PLAIN_FORM}), not by the native kernel that require_routes asks for; "
                 "let the native kernel load (a C++ compiler is needed) and run again"
             )
+        elif forms := [name for name in counts if counts[name] and strip_form(name) == route]:
+            found.reasons.append(
+                f"{candidate.title}: route {route} was served by {', '.join(forms)} alone; name "
+                "that form in require_routes where it is what is measured"
+            )
         else:
             found.reasons.append(
                 f"{candidate.title}: route {route} is required and was never counted; {remedy}"
@@ -91,11 +97,13 @@ def _reconcile(
 ) -> None:
     """Launches are layers x steps, and steps are what the requests needed.
 
-    An asynchronous scheduler may run one step past a stop, so each request may add one.
+    An asynchronous scheduler may run one step past a stop, so each request may add one. What the
+    requests needed of a route its forms serve together.
     """
     where = f"{side.title}, block {evidence.block}, route {route}"
     launches = (evidence.routes or {}).get(route, 0)
-    expected = evidence.expected_steps.get(route, 0) if evidence.expected_steps else None
+    base = strip_form(route)
+    expected = evidence.expected_steps.get(base, 0) if evidence.expected_steps else None
     if not launches and expected is None:
         found.reasons.append(
             f"{where}: never counted in this launch, though in others; see the server's log"
@@ -121,9 +129,10 @@ def _reconcile(
             )
         return
     least, most = evidence.layers * expected, evidence.layers * (expected + n_requests)
-    if not least <= launches <= most:
+    served = merge_forms(evidence.routes or {})[base]
+    if not least <= served <= most:
         found.reasons.append(
-            f"{where}: {launches} launches, but the requests needed {expected} steps in "
+            f"{where}: {served} launches, but the requests needed {expected} steps in "
             f"{evidence.layers} layers ({least} to {most} launches); another client used the "
             "server, or the route was not taken throughout"
         )

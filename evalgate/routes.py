@@ -7,11 +7,26 @@ no server and no kernel.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 FIRST_CHUNK = "first_chunk"
 PREFIX = "prefix"
 DECODE = "decode"
 FALLBACK = "fallback"
+UNPACKED = "_unpacked"  # ending of a route served through unpacked pages: proven under its own name
+
+
+def strip_form(route: str) -> str:
+    """The route whose steps a form of it serves: ``prefix`` for ``prefix_unpacked``."""
+    return route.removesuffix(UNPACKED)
+
+
+def merge_forms(counts: Mapping[str, int]) -> Counter[str]:
+    """Counts by route with those of its forms; zeros are left out."""
+    merged: Counter[str] = Counter()
+    for route, count in counts.items():
+        merged[strip_form(route)] += count
+    return +merged
 
 
 def compute_expected_steps(

@@ -215,7 +215,9 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
         return PlacedRun(run, block_table, seq_lens, query_starts, key_starts)
 
     def _starts(self, lengths: Sequence[int]) -> torch.Tensor:
-        starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).pin_memory()
+        starts = torch.tensor(
+            [0, *accumulate(lengths)], dtype=torch.int32, pin_memory=self.device.type == "cuda"
+        )
         return starts.to(self.device, non_blocking=True)
 
 

@@ -60,6 +60,30 @@ def test_a_route_in_its_plain_form_does_not_count_as_native():
     assert_only(check(make_evidence(routes=routes), required=REQUIRED), "plain form", "12 times")
 
 
+def make_unpacked(**changes):
+    """Two of the three prefix steps through unpacked pages, a short one read from the pages."""
+    return make_evidence(
+        routes={"first_chunk": 8, "prefix": 4, "prefix_unpacked": 8, "decode": 80, "fallback": 0},
+        route_steps={"first_chunk": 2, "prefix": 1, "prefix_unpacked": 2, "decode": 20},
+        **changes,
+    )
+
+
+def test_a_route_served_in_a_form_of_its_own_is_proven_under_that_name():
+    assert check(make_unpacked(), required=["prefix_unpacked", "decode"]).reasons == []
+
+
+def test_a_form_and_its_route_together_must_be_what_the_requests_needed():
+    expected = {"first_chunk": 2, "prefix": 30, "decode": 20}
+    found = check(make_unpacked(expected_steps=expected), required=["prefix_unpacked"])
+    assert_only(found, "12 launches", "the requests needed 30 steps")
+
+
+def test_a_required_route_served_in_a_form_alone_is_invalid_and_names_the_form():
+    routes = {"first_chunk": 8, "prefix_unpacked": 12, "decode": 80, "fallback": 0}
+    assert_only(check(make_evidence(routes=routes), required=REQUIRED), "prefix_unpacked", "alone")
+
+
 def test_fallback_launches_are_invalid_when_routes_are_required():
     routes = {**make_evidence()["routes"], "fallback": 3}
     assert_only(check(make_evidence(routes=routes), required=REQUIRED), "3 launches", "fallback")
