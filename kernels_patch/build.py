@@ -39,6 +39,8 @@ _COMMON = (
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{x}" for x in ("f", "bw", "vl", "dq", "vnni")))
 _X86_SETS = {"avx2": _AVX2, "avx512": (*_AVX512, "-mprefer-vector-width=512")}
+ARM_SETS = {"dotprod": ("-march=armv8.2-a+dotprod",)}
+_SETS = {"x86_64": _X86_SETS, "AMD64": _X86_SETS, "aarch64": ARM_SETS}
 
 
 class BuildError(Exception):
@@ -53,12 +55,19 @@ def hash_sources(package: Path = PACKAGE) -> str:
     return digest.hexdigest()
 
 
-def compile_library(target: Path, package: Path = PACKAGE) -> None:
-    """Compile ``package``'s sources into ``target`` (replaced atomically). Raises BuildError."""
-    compiler = _find_compiler()
-    sets = {"portable": ()}
-    if platform.machine() in ("x86_64", "AMD64"):
-        sets |= _X86_SETS
+def compile_library(
+    target: Path,
+    package: Path = PACKAGE,
+    compiler: str | None = None,
+    machine: str = platform.machine(),
+) -> None:
+    """Compile ``package``'s sources into ``target`` (replaced atomically).
+
+    ``compiler`` builds for ``machine`` (as ``platform.machine`` names it); without one, that of
+    this machine is found. Raises BuildError.
+    """
+    compiler = compiler or _find_compiler()
+    sets = {"portable": (), **_SETS.get(machine, {})}
     with tempfile.TemporaryDirectory() as scratch:
         objects = [Path(scratch) / "native.o"]
         define = f'-DKP_SOURCE_HASH="{hash_sources(package)}"'

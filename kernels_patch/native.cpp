@@ -7,6 +7,10 @@
 #include <omp.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -44,6 +48,8 @@ const std::vector<Set>& sets() {
                                            __builtin_cpu_supports("avx512dq") &&
                                            __builtin_cpu_supports("avx512vnni")});
     found.push_back({&kp_tiles_avx2, avx2});
+#elif defined(__aarch64__)
+    found.push_back({&kp_tiles_dotprod, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0});
 #endif
     found.push_back({&kp_tiles_portable, true});
     return found;

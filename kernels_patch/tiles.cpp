@@ -12,12 +12,17 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace {
 
+// Lanes of a vector. Wider than the registers, a compiler keeps them in memory.
 #if defined(__AVX512F__)
 constexpr int L = 16;
+#elif defined(__ARM_NEON)
+constexpr int L = 4;
 #else
 constexpr int L = 8;
 #endif
@@ -39,6 +44,9 @@ inline F to_float(I v) { return __builtin_convertvector(v, F); }
 inline F max(F a, F b) { return a > b ? a : b; }
 inline I max(I a, I b) { return a > b ? a : b; }
 inline int smaller(int a, int b) { return a < b ? a : b; }
+
+// Where a token's first item lies in tiles of [rows][16 tokens].
+inline int first_of(int token, int rows) { return token / 16 * 16 * rows + token % 16; }
 
 inline I lanes() {
   I v;
@@ -112,12 +120,25 @@ inline I dot_weight(I acc, I w, I v) {
 #else
 typedef I KVec;
 inline KVec as_key(I k) { return k; }
+#if defined(__ARM_FEATURE_DOTPROD)
+inline I dot_weight(I acc, I a, I b) {
+  return (I)vdotq_s32((int32x4_t)acc, (int8x16_t)a, (int8x16_t)b);
+}
+#elif defined(__ARM_NEON)
+inline I dot_weight(I acc, I a, I b) {
+  const int8x16_t x = (int8x16_t)a, y = (int8x16_t)b;
+  const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(y)));
+  const int32x4_t high = vpaddlq_s16(vmull_high_s8(x, y));
+  return acc + (I)vpaddq_s32(low, high);
+}
+#else
 inline I dot_weight(I acc, I a, I b) {
   acc += ((a << 24) >> 24) * ((b << 24) >> 24);
   acc += ((a << 16) >> 24) * ((b << 16) >> 24);
   acc += ((a << 8) >> 24) * ((b << 8) >> 24);
   return acc + (a >> 24) * (b >> 24);
 }
+#endif
 inline I dot_key(I acc, const KVec& k, I q) { return dot_weight(acc, k, q); }
 #endif
 #endif
@@ -146,17 +167,21 @@ inline void store_weights(const float* x, F times, uint8_t* out) {
 #endif
 }
 
-// Scores of R rows and one granule: (q . k) * sK, and each row's largest so far.
+// Scores of R rows and one granule: (q . k) * sK, and each row's largest so far. `ahead` is what is
+// read next, as far from each byte as the granules lie apart.
 template <int R>
-inline void score_granule(const Granule& granule, const int8_t* q, int head_dim,
+inline void score_granule(const Granule& granule, const int8_t* next, const int8_t* q, int head_dim,
                           const int32_t* start, const int* limit, int base, bool whole,
                           float (*score)[kTileTokens], F* top) {
+  const int64_t ahead = next - granule.k;
   for (int t = 0; t < kGranuleTokens; t += 2 * L) {
     I sum[R][2];
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = all(start[r]);
-    const int8_t* k0 = granule.k + t * head_dim;
-    const int8_t* k1 = L == 8 ? k0 + 32 : k0 + 16 * head_dim;
+    const int8_t* k0 = granule.k + 4 * first_of(t, head_dim / 4);
+    const int8_t* k1 = granule.k + 4 * first_of(t + L, head_dim / 4);
     for (int d = 0; d < head_dim; d += 4, k0 += 64, k1 += 64) {
+      __builtin_prefetch(k0 + ahead);  // as a rule one cache line
+      if (L == 16) __builtin_prefetch(k1 + ahead);
       const KVec a = as_key(load(k0)), b = as_key(load(k1));
       for (int r = 0; r < R; ++r) {
         const I four = all_4(q + r * head_dim + d);
@@ -207,14 +232,16 @@ inline F weigh_group(const Granule* granules, int n_granules, int base, int limi
 
 // out += W * V of R rows and one group.
 template <int R>
-inline void add_group(const Granule* granules, int n_granules, int head_dim,
+inline void add_group(const Granule* granules, int n_granules, int n_next, int head_dim,
                       const uint8_t (*w)[kTileTokens], int base, const float* w_scale, float* out,
                       int out_stride) {
   for (int d = 0; d < head_dim; d += 2 * L) {
     I sum[R][2] = {};
     for (int g = 0; g < n_granules; ++g) {
       const int8_t* v = granules[g].v + d * 4;
+      const int64_t ahead = granules[g < n_next ? g + n_granules : g].v - granules[g].v;
       for (int t = 0; t < kGranuleTokens; t += 4, v += head_dim * 4) {
+        __builtin_prefetch(v + ahead);
         const I a = load(v), b = load(v + 4 * L);
         for (int r = 0; r < R; ++r) {
           const I four = all_4(w[r] + base + g * kGranuleTokens + t);
@@ -266,8 +293,9 @@ void attend_rows(const Granule* granules, int group, const Rows& rows, int first
   const int n_granules = (longest + kGranuleTokens - 1) / kGranuleTokens;
   for (int g = 0; g < n_granules; ++g) {
     const int base = g * kGranuleTokens;
-    score_granule<R>(granules[g], q, D, start, limit, base, base + kGranuleTokens <= shortest,
-                     score, top);
+    const int8_t* next = g + 1 < n_granules ? granules[g + 1].k : granules[0].v;
+    score_granule<R>(granules[g], next, q, D, start, limit, base,
+                     base + kGranuleTokens <= shortest, score, top);
   }
 
   const int group_granules = group / kGranuleTokens;
@@ -291,8 +319,8 @@ void attend_rows(const Granule* granules, int group, const Rows& rows, int first
   }
 
   for (int g = 0, j = 0; g < n_granules; g += group_granules, ++j)
-    add_group<R>(granules + g, smaller(group_granules, n_granules - g), D, weight,
-                 g * kGranuleTokens, w_scale[j], out, rows.out_stride);
+    add_group<R>(granules + g, smaller(group_granules, n_granules - g),
+                 n_granules - g - group_granules, D, weight, g * kGranuleTokens, w_scale[j], out, rows.out_stride);
 }
 
 template <int R>
@@ -314,8 +342,8 @@ void attend_float_rows(const FloatTile& tile, const FloatRows& rows, int first) 
   const int n_tokens = (longest + kGranuleTokens - 1) / kGranuleTokens * kGranuleTokens;
   for (int t = 0; t < n_tokens; t += 2 * L) {
     F sum[R][2] = {};
-    const float* k0 = tile.k + t * D;
-    const float* k1 = L == 8 ? k0 + 8 : k0 + 16 * D;
+    const float* k0 = tile.k + first_of(t, D);
+    const float* k1 = tile.k + first_of(t + L, D);
     for (int d = 0; d < D; ++d, k0 += 16, k1 += 16) {
       const F a = load(k0), b = load(k1);
       for (int r = 0; r < R; ++r) {

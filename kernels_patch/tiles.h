@@ -70,4 +70,6 @@ extern "C" const TileOps kp_tiles_portable;
 #if defined(__x86_64__)
 extern "C" const TileOps kp_tiles_avx2;
 extern "C" const TileOps kp_tiles_avx512;
+#elif defined(__aarch64__)
+extern "C" const TileOps kp_tiles_dotprod;
 #endif
