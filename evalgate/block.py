@@ -31,6 +31,7 @@ from evalgate.load import (
 )
 from evalgate.records import RequestRecord, Run
 from evalgate.spec import BASELINE, PATCHES, Spec, parse_batched_tokens
+from evalgate.stopping import Stopping
 from evalgate.store import RunWriter
 from evalgate.tasks import Item, build_items
 from evalgate.telemetry import MachineSampler
@@ -57,7 +58,10 @@ class Plan:
 
 @dataclass
 class RunState:
-    """A run in progress. ``done`` and ``excluded`` are the blocks that count and that do not."""
+    """A run in progress. ``done`` and ``excluded`` are the blocks that count and that do not.
+
+    ``stopping`` says when a run ends that has no fixed number of blocks.
+    """
 
     spec: Spec
     writer: RunWriter
@@ -72,6 +76,7 @@ class RunState:
     references: list[Reference] = field(default_factory=list)
     replayed: set[str] = field(default_factory=set)
     machine: list[dict[str, Any]] = field(default_factory=list)
+    stopping: Stopping | None = None
 
     def save(self, **changes: Any) -> None:
         """Write run.json as it stands now."""
@@ -81,6 +86,7 @@ class RunState:
             "calibration": self.calibration,
             "notes": self.notes,
             "machine": summarise_machine(self.machine),
+            **({"sequential": self.stopping.to_json()} if self.stopping else {}),
             **(changes.pop("extra", None) or {}),
         }
         arms = {name: live.build_record() for name, live in self.arms.items()}

@@ -59,6 +59,17 @@ calibration_option = click.option(
 @click.option("--out", metavar="DIR", help="The run directory to make (default: under results/).")
 @click.option("--resume", "resume_dir", metavar="DIR", help="Continue an unfinished run.")
 @click.option("--calibrate", is_flag=True, help="Baseline against baseline, same schedule.")
+@click.option(
+    "--until-decided",
+    is_flag=True,
+    help="Add launches until every rule is decided; the spec's blocks are the least.",
+)
+@click.option(
+    "--max-minutes",
+    metavar="M",
+    type=click.FloatRange(min=0, min_open=True),
+    help="With --until-decided: start no launch that would end later.",
+)
 @calibration_option
 @policy_option
 @format_option("text")
@@ -69,6 +80,8 @@ def run(
     out: str | None,
     resume_dir: str | None,
     calibrate: bool,
+    until_decided: bool,
+    max_minutes: float | None,
     calibration: str | None,
     policy: str | None,
     kind: str,
@@ -78,8 +91,16 @@ def run(
 
     # A CI system ends a job by SIGTERM: what was measured is kept, as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if resume_dir is not None and (out is not None or calibrate):
-        raise click.UsageError("--resume continues a run as it was begun: drop --out, --calibrate")
+    if resume_dir is not None and (out is not None or calibrate or until_decided):
+        raise click.UsageError(
+            "--resume continues a run as it was begun: drop --out, --calibrate, --until-decided"
+        )
+    if until_decided != (max_minutes is not None):
+        raise click.UsageError("--until-decided and --max-minutes go together: give both")
+    if until_decided and calibrate:
+        raise click.UsageError(
+            "--calibrate shows the noise of a fixed number of launches: drop --until-decided"
+        )
     answer = measure(
         spec=spec,
         out=out,
@@ -87,6 +108,7 @@ def run(
         calibrate=calibrate,
         calibration=calibration,
         policy=policy,
+        max_minutes=max_minutes,
         kind=kind,
     )
     click.echo(answer.text)

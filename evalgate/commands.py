@@ -20,11 +20,11 @@ from evalgate.embedded import build_embedded_spec
 from evalgate.errors import EXIT_PASS, EvalgateError, SpecError, UsageError
 from evalgate.explain import explain
 from evalgate.gate import Verdict, judge
-from evalgate.policy import Policy, parse_policy
+from evalgate.policy import DEFAULT, Policy, parse_policy
 from evalgate.progress import RunProgress
 from evalgate.records import StoredRun
 from evalgate.report.trend import render_trend
-from evalgate.run import execute, resume
+from evalgate.run import UntilDecided, execute, resume
 from evalgate.spec import BASELINE, CANDIDATE, Spec, parse_spec
 from evalgate.store import load_run
 from evalgate.trend import Night, build_trend
@@ -34,6 +34,7 @@ from evalgate.verdicts import (
     compute_calibration_exit,
     is_calibration,
     judge_run,
+    list_open_rules,
     load_policy_table,
     load_view,
     read_shipped,
@@ -58,19 +59,33 @@ def measure(
     calibrate: bool,
     calibration: str | None,
     policy: str | None,
+    max_minutes: float | None,
     kind: str,
 ) -> Answer:
-    """`evalgate run`: measure, judge, write the reports beside the records."""
+    """`evalgate run`: measure, judge, write the reports beside the records.
+
+    With ``max_minutes`` blocks are added until every rule is decided, or the minutes are spent.
+    """
     noise = _load_optional(calibration)
+
+    def open_rules(folder: Path) -> list[str]:
+        stored = load_run(folder)
+        return list_open_rules(stored, choose_policy(None, stored.run, stored.label), noise)
+
     if resume_dir is not None:
         given = load_spec(spec, policy)[0] if spec is not None else None
         with RunProgress() as progress:
-            folder = resume(Path(resume_dir), progress, given)
+            folder = resume(Path(resume_dir), progress, given, open_rules)
     else:
         resolved, notes = load_spec(spec, policy)
         folder = Path(out) if out else default_out_dir(resolved.name)
+        until = None
+        if max_minutes is not None:
+            until = UntilDecided(max_minutes, find_min_blocks(resolved), open_rules)
         with RunProgress() as progress:
-            folder = execute(resolved, folder, progress, calibrate=calibrate, notes=notes)
+            folder = execute(
+                resolved, folder, progress, calibrate=calibrate, notes=notes, until=until
+            )
     return judge_measured(load_run(folder), folder, noise, kind)
 
 
@@ -225,6 +240,17 @@ def load_spec(name: str | None, policy: str | None) -> tuple[Spec, list[str]]:
     if table is not None:
         parse_policy(table, policy or (name or "embedded default"))
     return spec.model_copy(update={"policy": table}), notes
+
+
+def find_min_blocks(spec: Spec) -> int:
+    """The launches that the spec's policy asks for. Raises UsageError where nothing is judged."""
+    if not {BASELINE, CANDIDATE} <= spec.arms.keys():
+        raise UsageError(
+            f"spec {spec.name!r} has the arms {', '.join(spec.arms)}: --until-decided needs "
+            f"{BASELINE} and {CANDIDATE}, as one arm has no verdict"
+        )
+    policy = parse_policy(spec.policy, spec.name) if spec.policy else DEFAULT
+    return policy.validity.min_blocks
 
 
 def default_out_dir(name: str) -> Path:

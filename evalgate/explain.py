@@ -44,6 +44,11 @@ def _explain_details(result: RuleResult, details: dict[str, Any]) -> Iterator[st
     )
     if details.get("method"):
         yield f"method: {details['method']}"
+    if (looked := details.get("sequential")) is not None:
+        yield (
+            f"look {looked['look']}, {looked['blocks']} launches: each bound at "
+            f"{looked['nominal_level']:.2%}, so that 95 % hold over all looks"
+        )
     if details.get("p_fail") is not None:
         yield (
             f"p-value of the margin being kept: {details['p_fail']:.3g}, after Holm "

@@ -29,11 +29,13 @@ from evalgate.compare import (
 )
 from evalgate.effects import Effect
 from evalgate.errors import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_INVALID, EXIT_PASS
+from evalgate.looks import Look, read_looks
 from evalgate.metrics import Metric
 from evalgate.policy import Policy, Rule, Validity, expand
 from evalgate.records import SCHEMA_VERSION, FidelityRecord, StoredRun, is_finite
+from evalgate.sequential import SequentialEstimate
 from evalgate.speed import estimate_speed
-from evalgate.stats import ALPHA, Estimate, adjust_holm
+from evalgate.stats import ALPHA, Estimate, StudentEstimate, adjust_holm
 from evalgate.summary import summarise
 from evalgate.validity import check_validity
 
@@ -63,6 +65,18 @@ class RuleResult:
     n_blocks: int
     reason: str
     details: dict[str, Any]
+
+    @property
+    def wants_launches(self) -> bool:
+        """Whether it is open, and on evidence of which each further launch brings more.
+
+        An estimate over launches may settle even where the change lies at the margin now. (A pass
+        that is held back was decided, and so needs nothing.)
+        """
+        if self.status != "inconclusive" or "needed_more" not in self.details:
+            return False
+        needed = self.details["needed_more"]
+        return (needed["unit"] if needed else self.details.get("unit_sampled")) == "launches"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -114,7 +128,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Two arms, paired; what every rule is estimated from."""
+    """Two arms, paired; what every rule is estimated from.
+
+    ``looks``: when the results were looked at, of a run that was stopped by them.
+    """
 
     baseline: ArmView
     candidate: ArmView
@@ -122,6 +139,7 @@ class Evidence:
     samples: SamplePairs
     apart: bool
     yardsticks: list[tuple[str, list[FidelityRecord]]] = field(default_factory=list)
+    looks: tuple[Look, ...] = ()
 
     @classmethod
     def build(cls, baseline: ArmView, candidate: ArmView, *, apart: bool) -> Evidence:
@@ -132,6 +150,7 @@ class Evidence:
             pair_requests(baseline, candidate, references),
             pair_samples(baseline, candidate),
             apart,
+            looks=() if apart else read_looks(baseline.run),
         )
 
     def estimate(self, rule: Rule, limits: Validity) -> Effect:
@@ -155,6 +174,7 @@ class Evidence:
             statistic=rule.statistic,
             apart=self.apart,
         )
+        effect = self._allow_for_looks(effect)
         if effect.problem is None and effect.n_blocks < limits.min_blocks:
             more = limits.min_blocks - effect.n_blocks
             return replace(
@@ -163,6 +183,15 @@ class Evidence:
                 more={"unit": "launches", "more": more},
             )
         return effect
+
+    def _allow_for_looks(self, effect: Effect) -> Effect:
+        """Bounds that hold over all looks, where launches came in look by look."""
+        inner = effect.estimate
+        if not self.looks or not isinstance(inner, StudentEstimate):
+            return effect
+        estimate = SequentialEstimate(inner, self.looks)
+        details = {**effect.details, "sequential": estimate.describe()}
+        return replace(effect, estimate=estimate, details=details)
 
     def get_identical(self, rule: Rule) -> float | None:
         """`identical_outputs`: share of the rule's pairs with the same output text."""

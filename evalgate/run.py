@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from evalgate import __version__
@@ -27,8 +29,22 @@ from evalgate.spec import (
     compute_spec_sha256,
     render_spec,
 )
+from evalgate.stopping import MIN_LAUNCHES, Stopping
 from evalgate.store import RunWriter, load_run
 from evalgate.telemetry import MachineSampler
+
+
+@dataclass(frozen=True)
+class UntilDecided:
+    """Blocks are added until no rule is open that more launches could decide, or the minutes end.
+
+    ``first_look``: launches that the policy wants at least. ``open_rules`` looks at what lies in
+    the folder and names the open rules.
+    """
+
+    max_minutes: float
+    first_look: int
+    open_rules: Callable[[Path], Sequence[str]]
 
 
 def execute(
@@ -38,10 +54,12 @@ def execute(
     *,
     calibrate: bool = False,
     notes: Sequence[str] = (),
+    until: UntilDecided | None = None,
 ) -> Path:
     """Measure what ``spec`` asks for into ``out_dir`` (a new folder) and return it.
 
-    Raises EvalgateError; what was measured until then is on disk, with status ``failed``.
+    With ``until`` the spec's number of blocks is the least. Raises EvalgateError; what was measured
+    until then is on disk, with status ``failed``.
     """
     if calibrate:
         spec = build_calibration_spec(spec)
@@ -62,13 +80,28 @@ def execute(
     )
     writer = RunWriter.create(out_dir, run)
     state = _build_state(spec, model_path, writer, run, progress, notes, calibrate)
+    if until is not None:
+        # Tasks and replay are evidence that no launch adds to: they are complete at each look.
+        heavy = spec.schedule.task_blocks if spec.tasks else int(spec.fidelity is not None)
+        state.stopping = Stopping(
+            max_minutes=until.max_minutes,
+            first_look=max(spec.schedule.blocks, until.first_look, heavy, MIN_LAUNCHES),
+            heavy_blocks=heavy,
+            open_rules=lambda: until.open_rules(out_dir),
+        )
     _run_blocks(state)
     return out_dir
 
 
-def resume(out_dir: Path, progress: Progress, spec: Spec | None = None) -> Path:
+def resume(
+    out_dir: Path,
+    progress: Progress,
+    spec: Spec | None = None,
+    open_rules: Callable[[Path], Sequence[str]] | None = None,
+) -> Path:
     """Continue a run that did not come to its end; an unfinished block is repeated under a new
-    number and stays on disk, excluded.
+    number and stays on disk, excluded. ``open_rules`` as in ``UntilDecided``: needed for a run that
+    began with it, without a use for any other.
 
     Raises UsageError when the run is complete, or when ``spec`` is not the one it began with.
     """
@@ -101,6 +134,9 @@ def resume(out_dir: Path, progress: Progress, spec: Spec | None = None) -> Path:
             live.environment = arm.environment
     state.excluded = sorted(seen - set(state.done))
     state.replayed = {f.arm for f in stored.fidelity if f.block in state.done}
+    if (begun := extra.get("sequential")) is not None:
+        assert open_rules is not None, "handed in by every caller that resumes"
+        state.stopping = Stopping.restore(begun, open_rules=lambda: open_rules(out_dir))
     _run_blocks(state)
     return out_dir
 
@@ -150,14 +186,17 @@ def _build_state(
 
 
 def _run_blocks(state: RunState) -> None:
-    """Run blocks until the spec's number is complete; leave a true status behind on any end."""
+    """Run blocks until there are enough of them; leave a true status behind on any end."""
     sampler = MachineSampler()
     try:
         state.save()
         block = max([*state.done, *state.excluded], default=-1) + 1
-        while len(state.done) < state.spec.schedule.blocks:
+        while _wants_block(state):
+            started = time.monotonic()
             _run_block(state, block, sampler)
             state.done.append(block)
+            if state.stopping is not None:
+                state.stopping.end_block(time.monotonic() - started)
             state.save()
             block += 1
         state.save(status="complete", finished_at=utc_now())
@@ -170,6 +209,12 @@ def _run_blocks(state: RunState) -> None:
     except EvalgateError as exc:
         _save_failure(state, str(exc))
         raise
+
+
+def _wants_block(state: RunState) -> bool:
+    if state.stopping is None:
+        return len(state.done) < state.spec.schedule.blocks
+    return state.stopping.wants_block(len(state.done), state.save, state.progress.say)
 
 
 def _save_failure(state: RunState, failure: str) -> None:

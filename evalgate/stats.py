@@ -54,7 +54,10 @@ class Estimate(Protocol):
 
 @dataclass(frozen=True)
 class StudentEstimate:
-    """Mean over units with Student's t; Welch's two-sample form differs only in se and df."""
+    """Mean over units with Student's t; Welch's two-sample form differs only in se and df.
+
+    ``alpha`` is the error rate of one bound, where it is not the usual one.
+    """
 
     value: float
     se: float
@@ -63,8 +66,8 @@ class StudentEstimate:
     method: str
     unit: str = "launches"
 
-    def bounds(self) -> tuple[float, float]:
-        reach = float(sps.t.ppf(CONFIDENCE, self.df)) * self.se
+    def bounds(self, alpha: float = ALPHA) -> tuple[float, float]:
+        reach = float(sps.t.isf(alpha, self.df)) * self.se
         return self.value - reach, self.value + reach
 
     def p_below(self, threshold: float) -> float:
@@ -73,17 +76,17 @@ class StudentEstimate:
     def p_above(self, threshold: float) -> float:
         return compute_t_p_below(threshold - self.value, self.se, self.df)
 
-    def units_to_settle(self, threshold: float) -> int | None:
+    def units_to_settle(self, threshold: float, alpha: float = ALPHA) -> int | None:
         distance = abs(self.value - threshold)
 
         def is_clear(n: int) -> bool:
             df = self.df * (n - 1) / (self.n - 1)
-            return float(sps.t.ppf(CONFIDENCE, df)) * self.se * math.sqrt(self.n / n) < distance
+            return float(sps.t.isf(alpha, df)) * self.se * math.sqrt(self.n / n) < distance
 
         return find_least(is_clear, self.n)
 
-    def minimum_detectable(self) -> float:
-        return float(sps.t.ppf(CONFIDENCE, self.df) + sps.t.ppf(POWER, self.df)) * self.se
+    def minimum_detectable(self, alpha: float = ALPHA) -> float:
+        return float(sps.t.isf(alpha, self.df) + sps.t.ppf(POWER, self.df)) * self.se
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from evalgate.compare import ArmView, RequestPairs, SamplePairs
 from evalgate.differences import describe_difference, is_allowed, list_differences
 from evalgate.lengths import check_lengths
+from evalgate.looks import describe_looks, read_looks
 from evalgate.policy import Validity
 from evalgate.proof import check_proof
 from evalgate.records import RequestRecord
@@ -359,9 +360,23 @@ def list_warnings(
         warnings.append(f"{unknown} load pairs have no prompt token count from the server")
     for side in {v.run.run_id: v for v in (baseline, candidate)}.values():
         warnings += _warn_machine(side)
+        warnings += _warn_looks(side, apart=apart)
         notes = (side.run.extra or {}).get("notes")
         warnings += [str(note) for note in notes] if isinstance(notes, list) else []
     return warnings
+
+
+def _warn_looks(side: ArmView, *, apart: bool) -> list[str]:
+    looks = read_looks(side.run)
+    if not looks:
+        return []
+    start = (
+        f"run {side.label} added launches until its rules were decided or its minutes were spent, "
+        f"with looks after {describe_looks(looks)} launches: "
+    )
+    if apart:
+        return [start + "the bounds here take no account of that, and may be too narrow"]
+    return [start + "the bounds of speed are widened to hold over all looks"]
 
 
 def _warn_machine(side: ArmView) -> list[str]:

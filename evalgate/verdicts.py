@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.resources
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,16 @@ def judge_run(stored: StoredRun, policy: Policy, calibration: StoredRun | None) 
     """Baseline against candidate of one run."""
     baseline, candidate = views_of_run(stored)
     return judge(baseline, candidate, policy, calibration=calibration, apart=False)
+
+
+def list_open_rules(stored: StoredRun, policy: Policy, calibration: StoredRun | None) -> list[str]:
+    """Rules of a run in progress that more launches could decide; none once it is invalid, which
+    more launches do not mend."""
+    finished = stored.run.model_copy(update={"status": "complete"})
+    verdict = judge_run(replace(stored, run=finished), policy, calibration)
+    if verdict.status == "invalid":
+        return []
+    return [result.rule.name for result in verdict.rules if result.wants_launches]
 
 
 def load_view(argument: str) -> ArmView:

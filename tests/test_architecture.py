@@ -15,7 +15,7 @@ MEASURING = [
     {"metrics"},
     {"records"},
     {"spec"},
-    {"sse", "routes", "progress", "embedded", "gpu", "server_log", "log_probs", "store"},
+    {"sse", "routes", "progress", "embedded", "gpu", "server_log", "log_probs", "looks", "store"},
     {"leftovers"},
     {"environment", "memory", "telemetry", "generation", "wire"},
     {"server", "client"},
@@ -85,7 +85,9 @@ def test_the_measuring_half_imports_downwards_only():
             assert level[imported] < level[name], f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize("name", ["stats", "sequential", "compare", "policy", "validity", "gate", "summary"])
+@pytest.mark.parametrize(
+    "name", ["stats", "sequential", "compare", "policy", "validity", "gate", "summary"]
+)
 def test_the_judging_half_knows_no_server_and_no_file(name):
     for module, path in modules("evalgate").items():
         if module == name or module.startswith(f"{name}_"):

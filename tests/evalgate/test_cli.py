@@ -155,6 +155,11 @@ def test_report_writes_a_page_and_exits_0_whatever_the_verdict(tmp_path, policy)
         (["run", "--resume", "no/such/run"], "no/such/run"),
         (["run", "--resume", "x", "--out", "y"], "--resume"),
         (["gate", "x", "--explain", "--format", "json"], "--explain"),
+        (["run", "x", "--until-decided"], "--max-minutes"),
+        (["run", "x", "--max-minutes", "5"], "--until-decided"),
+        (["run", "x", "--until-decided", "--max-minutes", "0"], "--max-minutes"),
+        (["run", "x", "--until-decided", "--max-minutes", "5", "--calibrate"], "--calibrate"),
+        (["run", "--resume", "x", "--until-decided", "--max-minutes", "5"], "--until-decided"),
     ],
 )
 def test_usage_errors_exit_2_and_name_the_value(arguments, sentence, capsys):

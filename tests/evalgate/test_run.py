@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from stub_server import Answer, StubServer, plain_answer
+from stub_server import Answer, StubServer, plain_answer, usage_chunk
 
 from evalgate.commands import judge_again, judge_measured
 from evalgate.errors import InterruptedRunError, ServerAnswerError, StorageError, UsageError
-from evalgate.run import execute, resume
+from evalgate.run import UntilDecided, execute, resume
 from evalgate.spec import Spec, parse_spec
 from evalgate.store import load_run
+from evalgate.verdicts import choose_policy, list_open_rules
 
 
 class Watcher:
@@ -71,11 +72,14 @@ prompts = 2
 
 
 def reply(body: dict) -> Answer:
-    """Two tokens and a stop, with the prompt's true length (a token is a byte)."""
+    """Two tokens and a stop, with the prompt's true length (a token is a byte).
+
+    On a busy machine a faster pace arrives as one, and chunks in no time are invalid.
+    """
     prompt = body.get("prompt")
     if prompt is None:
         prompt = "".join(m["content"] for m in body["messages"]).encode()
-    return plain_answer(["A", "B"], prompt_tokens=len(prompt), ttft_s=0.002, tpot_s=0.001)
+    return plain_answer(["A", "B"], prompt_tokens=len(prompt), ttft_s=0.002, tpot_s=0.01)
 
 
 @pytest.fixture
@@ -300,3 +304,72 @@ def test_what_others_took_of_the_machine_is_shown(stub, tmp_path):
     assert stored.run.extra["machine"]["other_cpu_cores_mean"] >= 0
     assert "other processes took" in judge_measured(stored, tmp_path / "r", None, "text").text
     assert "processor cores on average" in (tmp_path / "r" / "report.html").read_text()
+
+
+LENIENT = """
+[[policy.rules]]
+name = "e2el"
+metric = "e2el"
+kind = "non_inferiority"
+margin_percent = 99.0
+"""
+
+
+def measure_until(spec: Spec, folder: Path, watcher: Watcher, minutes: float, **settings) -> None:
+    def open_rules(path: Path) -> list[str]:
+        stored = load_run(path)
+        return list_open_rules(stored, choose_policy(None, stored.run, "r"), None)
+
+    if settings.pop("again", False):
+        resume(folder, watcher, open_rules=open_rules)
+    else:
+        until = UntilDecided(minutes, settings.pop("first_look", 1), open_rules)
+        execute(spec, folder, watcher, until=until)
+
+
+def test_a_run_until_decided_stops_at_the_first_look_that_decides_every_rule(stub, tmp_path):
+    measure_until(make_spec(stub, extra=LENIENT, blocks=2), tmp_path / "r", Watcher(), 10)
+    run = load_run(tmp_path / "r").run
+    assert run.status == "complete"
+    found = run.extra["sequential"]
+    assert found["ended"] == "decided"
+    assert found["looks"][0]["blocks"] == 2
+    assert run.extra["completed_blocks"] == list(range(found["looks"][-1]["blocks"]))
+    verdict = json.loads(judge_again(str(tmp_path / "r"), None, None, "json").text)
+    assert verdict["status"] == "pass"
+    assert verdict["rules"][0]["details"]["sequential"]["look"] == len(found["looks"])
+    assert any("added launches until" in warning for warning in verdict["warnings"])
+
+
+def test_a_run_until_decided_ends_with_its_minutes(stub, tmp_path):
+    extra = LENIENT.replace("99.0", "0.0").replace("non_inferiority", "superiority")
+    watcher = Watcher()
+    measure_until(make_spec(stub, extra=extra), tmp_path / "r", watcher, 1e-4, first_look=6)
+    found = load_run(tmp_path / "r").run.extra["sequential"]
+    assert found["looks"] == [{"blocks": 1, "spent": 1.0}]
+    assert judge_again(str(tmp_path / "r"), None, None, "json").exit_code in (0, 1, 3)
+
+
+def test_an_interrupted_run_until_decided_goes_on_as_it_was_begun(stub, tmp_path):
+    spec = make_spec(stub, extra=LENIENT, blocks=2)
+    with pytest.raises(InterruptedRunError):
+        measure_until(spec, tmp_path / "r", Watcher(interrupt_after=14), 10)
+    kept = load_run(tmp_path / "r").run.extra["sequential"]
+    assert (kept["looks"], len(kept["block_s"])) == ([], 1)
+    measure_until(spec, tmp_path / "r", Watcher(), 10, again=True)
+    found = load_run(tmp_path / "r").run.extra["sequential"]
+    assert found["ended"] == "decided"
+    assert found["used_s"] > kept["used_s"]
+    assert json.loads(judge_again(str(tmp_path / "r"), None, None, "json").text)["status"] == "pass"
+
+
+def test_a_run_that_is_invalid_is_not_prolonged(tmp_path):
+    def reply_from_cache(body: dict) -> Answer:
+        *steps, _, done = reply(body).steps
+        return Answer([*steps, usage_chunk(1300, 3, 64), done])
+
+    with StubServer(max_model_len=8192, reply=reply_from_cache) as stub:
+        spec = make_spec(stub, extra=LENIENT, blocks=2)
+        measure_until(spec, tmp_path / "r", Watcher(), 10)
+    assert len(load_run(tmp_path / "r").run.extra["sequential"]["looks"]) == 1
+    assert judge_again(str(tmp_path / "r"), None, None, "json").exit_code == 4
