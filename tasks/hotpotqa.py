@@ -1,4 +1,4 @@
-"""hotpotqa: questions whose answer needs two of the given passages. Score: LongBench's token F1.
+"""hotpotqa: questions on two of many given passages. Score: LongBench's token F1.
 
 Exact match and HotpotQA's own F1 (which gives an answer of yes, no or noanswer nothing unless both
 sides are exactly that) stand beside the score. One named deviation from LongBench: prediction and
@@ -18,6 +18,10 @@ from evalgate_tasks.text import is_same_bare_text, normalize_answer, normalize_e
 
 _CLOSED_ANSWERS = ("yes", "no", "noanswer")
 _PASSAGE_WORDS = 70
+_TOWNS_A_PAIR = 10
+# Small models answer in sentences, which leaves a right name of four words an F1 of about 0.7 and a
+# right year 0.15: most questions ask for names, so that a wrong answer shows in the score.
+_BRIDGE_WEIGHTS = (3, 3, 1, 1)
 _MAX_PASSAGES = 300  # beyond that passages grow longer: the corpus has 240 agencies
 
 _TEMPLATE = """Read the passages and answer the question. Reply with the answer only, in a few \
@@ -33,7 +37,7 @@ Answer:"""
 
 class HotpotQA(Task):
     name = "hotpotqa"
-    version = 1
+    version = 2
     scoring = "longbench_f1"
     max_tokens = 32
     templates: ClassVar[Mapping[str, str]] = {"bridge": _TEMPLATE, "comparison": _TEMPLATE}
@@ -56,12 +60,12 @@ class HotpotQA(Task):
         n_distractors = max(2, min(words // _PASSAGE_WORDS, _MAX_PASSAGES) - len(gold))
         passages: list[tuple[str, str]] = []
         while len(passages) < n_distractors:
-            # A third tells of other people and agencies in the same words as the gold passages, so
-            # that only names tell them apart; the rest is about towns.
+            # One person and one agency in twelve passages are told of in the words of the gold
+            # ones, so that only names tell them apart; the rest is about towns.
             person, agency = corpus.person(), corpus.agency()
-            passages.append((person, _describe_person(corpus, person, agency)))
+            passages.append((person, _describe_person(corpus, person, agency)[0]))
             passages.append((agency, _describe_agency(corpus, agency)[0]))
-            for town in (corpus.town() for _ in range(4)):
+            for town in (corpus.town() for _ in range(_TOWNS_A_PAIR)):
                 passages.append((town, f"{town} makes {corpus.goods()} and {corpus.goods()}."))
         passages = passages[:n_distractors]
         corpus.rng.shuffle(passages)
@@ -102,19 +106,19 @@ def compute_hotpotqa_f1(prediction: str, reference: str) -> float:
 
 
 def _write_bridge(corpus: Corpus) -> tuple[str, str, list[tuple[str, str]]]:
+    """As in HotpotQA most answers are names, and some questions name the passage to go to."""
     person, agency = corpus.person(), corpus.agency()
-    about_person = _describe_person(corpus, person, agency)
+    about_person, job = _describe_person(corpus, person, agency)
     about_agency, town, year = _describe_agency(corpus, agency)
-    asks_year = corpus.rng.random() < 0.5
-    # HotpotQA has easy questions too, that name the passage to go to: half of these do.
-    if corpus.rng.random() < 0.5:
-        what = "year was it founded" if asks_year else "town is its head office"
-        question = f"{person} directs the {agency}. In which {what}?"
-    elif asks_year:
-        question = f"In which year was the agency that {person} directs founded?"
-    else:
-        question = f"In which town is the head office of the agency that {person} directs?"
-    answer = str(year) if asks_year else town
+    question, answer = corpus.rng.choices(
+        [
+            (f"Which agency, founded in {year}, does the {job} {person} direct?", agency),
+            (f"Which agency with its head office in {town} is directed by a {job}?", agency),
+            (f"{person} directs the {agency}. In which year was it founded?", str(year)),
+            (f"In which town is the head office of the agency that {person} directs?", town),
+        ],
+        weights=_BRIDGE_WEIGHTS,
+    )[0]
     return question, answer, [(person, about_person), (agency, about_agency)]
 
 
@@ -129,16 +133,20 @@ def _write_comparison(corpus: Corpus) -> tuple[str, str, list[tuple[str, str]]]:
         same = corpus.rng.random() < 0.5
         if same:
             about_second = about_second.replace(second_town, first_town)
-        question = f"Do the {first} and the {second} have their head office in the same town?"
+        question = (
+            f"Do the {first} and the {second} have their head office in the same town, yes or no?"
+        )
         answer = "yes" if same else "no"
     return question, answer, [(first, about_first), (second, about_second)]
 
 
-def _describe_person(corpus: Corpus, person: str, agency: str) -> str:
-    return (
-        f"{person} is a {corpus.job()} who was born in {corpus.town()}. "
+def _describe_person(corpus: Corpus, person: str, agency: str) -> tuple[str, str]:
+    job = corpus.job()
+    text = (
+        f"{person} is a {job} who was born in {corpus.town()}. "
         f"{person} directs the {agency} and has written about {corpus.goods()}."
     )
+    return text, job
 
 
 def _describe_agency(corpus: Corpus, agency: str) -> tuple[str, str, int]:

@@ -106,26 +106,71 @@ def test_scores_agree_with_an_independent_f1_on_real_questions():
 
 @pytest.mark.parametrize("kind", TASK.kinds)
 def test_the_passages_of_an_embedded_item_hold_the_way_to_its_answer(kind):
-    for n in range(40):
+    seen = Counter()
+    for n in range(60):
         sample = TASK.generate(f"1/{n}", kind, (n % 5) / 4, 600, "x")
-        answer = sample.answers[0]
-        passages = sample.context.split("\n\n")
-        names = re.findall(r"(\w+ \w+) directs", sample.input)
-        agencies = re.findall(r"the (\w+ of \w+ \w+)", sample.input)
-        if names:
-            (about,) = [p for p in passages if p.split("\n")[1] == names[0]]
-            assert set(agencies) <= {re.search(r"directs the (\w+ of \w+ \w+)", about)[1]}
-            agencies = [re.search(r"directs the (\w+ of \w+ \w+)", about)[1]]
-        facts = {}
-        for agency in agencies:
-            (about,) = [p for p in passages if p.split("\n")[1] == agency]
-            year = int(re.search(r"founded in (\d+)", about)[1])
-            town = re.search(r"head office of .* is in (\w+)", about)[1]
-            facts[agency] = (year, town)
-        if "same town" in sample.input:
-            assert answer == ("yes" if len({town for _, town in facts.values()}) == 1 else "no")
-        elif "founded first" in sample.input:
-            assert answer == min(facts, key=lambda a: facts[a][0])
+        question, passages = sample.input, sample.context.split("\n\n")
+        facts, directors = read_agencies(passages), read_directors(passages)
+        named = [agency for agency in facts if agency in question]
+        if kind == "comparison":
+            first, second = named
+            if "founded first" in question:
+                right = min(named, key=lambda agency: facts[agency][0])
+            else:
+                right = "yes" if facts[first][1] == facts[second][1] else "no"
+        elif question.startswith("Which agency"):
+            # Each condition of the question holds for the answer alone.
+            (right,) = [
+                agency
+                for agency, (year, town) in facts.items()
+                if f"founded in {year}," in question or f"head office in {town} " in question
+            ]
+            person, job = directors[right]
+            assert f"the {job} {person} direct?" in question or f"by a {job}?" in question
         else:
-            ((year, town),) = facts.values()
-            assert answer == (str(year) if "year" in sample.input else town)
+            (agency,) = [a for a, (person, _) in directors.items() if person in question]
+            assert named in ([], [agency])
+            right = str(facts[agency][0]) if "year" in question else facts[agency][1]
+        assert sample.answers == [right]
+        seen[question.split()[0] + question.split()[1]] += 1
+    assert len(seen) > 1  # not all questions are of one form
+
+
+def read_agencies(passages):
+    """Agency to (year, town), from the passages that have an agency as their title."""
+    facts = {}
+    for passage in passages:
+        title, text = passage.split("\n")[1:]
+        if founded := re.search(r"was founded in (\d+)", text):
+            town = re.search(r"head office of .* is in (\w+)", text)[1]
+            facts[title] = (int(founded[1]), town)
+    return facts
+
+
+def read_directors(passages):
+    """Agency to (person, job), from the passages that have a person as their title."""
+    directors = {}
+    for passage in passages:
+        title, text = passage.split("\n")[1:]
+        if agency := re.search(r"directs the (\w+ of \w+ \w+)", text):
+            directors[agency[1]] = (title, re.search(r" is a (\S+) who", text)[1])
+    return directors
+
+
+def test_the_gold_passages_lie_half_a_context_apart_and_move_with_the_depth():
+    for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
+        sample = TASK.generate("2/0", "comparison", depth, 2000, "x")
+        passages = sample.context.split("\n\n")
+        where = [i for i, p in enumerate(passages) if p.split("\n")[1] in sample.input]
+        assert len(where) == 2
+        assert abs(where[1] - where[0]) == pytest.approx(len(passages) / 2, abs=1.5)
+        last = len(passages) - 1
+        assert min(abs(i / last - depth) for i in where) == pytest.approx(0, abs=0.05)
+
+
+def test_a_longer_context_holds_more_passages_in_the_words_of_the_gold_ones():
+    counts = [
+        sum("directs the" in p for p in sample.context.split("\n\n"))
+        for sample in (TASK.generate("3/0", "comparison", 0.5, w, "x") for w in (600, 2400, 9000))
+    ]
+    assert counts[0] < counts[1] < counts[2]
