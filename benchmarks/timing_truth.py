@@ -26,43 +26,60 @@ from evalgate.server import LaunchPlan, Server
 STUB_FOLDER = Path(__file__).resolve().parent.parent / "tests" / "evalgate"
 TTFT_S = 0.05
 TPOTS_S = (0.001, 0.005, 0.02)
-PIECES = 63  # and the stop token
+TOKENS = 64  # of each answer, a chunk each
+MODEL = "m"
 
 
-def measure(tpot_s: float, requests: int, folder: str) -> dict[str, float]:
-    """Median TTFT and TPOT by the server's notes, and the client's median errors, in ms."""
-    timing = {"pieces": PIECES, "ttft_s": TTFT_S, "tpot_s": tpot_s}
-    plan = LaunchPlan(
-        arm="stub",
-        block=0,
-        python=sys.executable,
-        args=[],
-        env={
-            "PYTHONPATH": str(STUB_FOLDER),
-            "STUB_MODE": "timed",
-            "STUB_TIMING": json.dumps(timing),
-        },
-        model_path="m",
-        model_name="m",
-        log_path=Path(folder, f"{tpot_s}.log"),
-        start_timeout_s=60,
-        module="stub_server",
+def launch_stub(tpot_s: float, folder: str) -> Server:
+    timing = {"pieces": TOKENS, "ttft_s": TTFT_S, "tpot_s": tpot_s}
+    return Server.launch(
+        LaunchPlan(
+            arm="stub",
+            block=0,
+            python=sys.executable,
+            args=[],
+            env={
+                "PYTHONPATH": str(STUB_FOLDER),
+                "STUB_MODE": "timed",
+                "STUB_TIMING": json.dumps(timing),
+            },
+            model_path=MODEL,
+            model_name=MODEL,
+            log_path=Path(folder, f"{tpot_s}.log"),
+            start_timeout_s=60,
+            module="stub_server",
+        )
     )
-    with Server.launch(plan) as server, Client(server.base_url, "m") as client:
-        answers = [client.generate([1], 64) for _ in range(requests)]
-        noted = httpx.get(f"{server.base_url}/stub/times", trust_env=False).json()
+
+
+def read_truth(base_url: str, requests: int) -> tuple[list[float], list[float]]:
+    """TTFT and TPOT in s of the last ``requests`` answers, as the server noted them."""
+    noted = httpx.get(f"{base_url}/stub/times", trust_env=False).json()[-requests:]
     # Of the last two pieces one is the usage and one is [DONE].
     truth = [[t - read for t in chunks[:-2]] for read, *chunks in noted]
-    ttft = [compute_ttft_s(t) for t in truth]
-    tpot = [compute_tpot_s(t, PIECES + 1) for t in truth]
-    ttft_seen = [compute_ttft_s(a.chunk_ns) for a in answers]
-    tpot_seen = [compute_tpot_s(a.chunk_ns, a.output_tokens) for a in answers]
-    return {
-        "ttft_ms": to_ms(ttft),
-        "ttft_error_ms": to_ms([s - t for s, t in zip(ttft_seen, ttft, strict=True)]),
-        "tpot_ms": to_ms(tpot),
-        "tpot_error_ms": to_ms([s - t for s, t in zip(tpot_seen, tpot, strict=True)]),
-    }
+    return [compute_ttft_s(t) for t in truth], [compute_tpot_s(t, TOKENS) for t in truth]
+
+
+def measure(base_url: str, requests: int) -> tuple[list[float], list[float]]:
+    """TTFT and TPOT in s of ``requests`` answers, as evalgate's client sees them."""
+    with Client(base_url, MODEL) as client:
+        answers = [client.generate([1], TOKENS) for _ in range(requests)]
+    return (
+        [compute_ttft_s(a.chunk_ns) for a in answers],
+        [compute_tpot_s(a.chunk_ns, a.output_tokens) for a in answers],
+    )
+
+
+def compare(tpot_s: float, requests: int, folder: str) -> dict[str, float]:
+    """Median TTFT and TPOT by the server's notes, and the client's median errors, in ms."""
+    with launch_stub(tpot_s, folder) as server:
+        seen = measure(server.base_url, requests)
+        truth = read_truth(server.base_url, requests)
+    row = {}
+    for name, seen_s, true_s in zip(("ttft", "tpot"), seen, truth, strict=True):
+        row[f"{name}_ms"] = to_ms(true_s)
+        row[f"{name}_error_ms"] = to_ms([s - t for s, t in zip(seen_s, true_s, strict=True)])
+    return row
 
 
 def to_ms(values: list[float]) -> float:
@@ -78,7 +95,7 @@ def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for tpot_s in TPOTS_S:
-            row = results[f"{tpot_s * 1000:g}"] = measure(tpot_s, args.requests, folder)
+            row = results[f"{tpot_s * 1000:g}"] = compare(tpot_s, args.requests, folder)
             values = "".join(f"{row[name]:15.4f}" for name in columns)
             print(f"{tpot_s * 1000:>9g} ms{values}")
     summary = {

@@ -105,6 +105,7 @@ class StubServer:
         self.reset_body: Any = {"success": True}
         # perf_counter_ns of each answer: when the request was read, then before each piece sent.
         self.times: list[list[int]] = []
+        self.on_answer: Callable[[str], None] | None = None  # called when all of one is sent
         stub = self
 
         class Handler(_Handler):
@@ -157,14 +158,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length", 0))
         raw = self.rfile.read(length)
-        self._serve(json.loads(raw) if raw else {})
+        read_ns = time.perf_counter_ns()
+        self._serve(json.loads(raw) if raw else {}, read_ns)
 
-    def _serve(self, body: dict[str, Any]) -> None:
+    def _serve(self, body: dict[str, Any], read_ns: int = 0) -> None:
         stub = self.server_stub
         path = self.path.split("?")[0]
         stub.requests.append((path, body, dict(self.headers)))
         if path in ("/v1/completions", "/v1/chat/completions"):
-            self._stream(stub.choose(body))
+            self._stream(stub.choose(body), read_ns)
+            if stub.on_answer is not None:
+                stub.on_answer(path)
         elif path == "/v1/models":
             owner = "vllm" if stub.vllm else "someone"
             card = {"id": stub.model, "owned_by": owner, "max_model_len": stub.max_model_len}
@@ -194,8 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._json({"detail": "Not Found"}, 404)
 
-    def _stream(self, answer: Answer) -> None:
-        times = [time.perf_counter_ns()]
+    def _stream(self, answer: Answer, read_ns: int) -> None:
+        times = [read_ns]
         self.server_stub.times.append(times)
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
@@ -239,34 +243,54 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet: a test's output is the test's."""
 
 
+def full_answer(pieces: Sequence[str], prompt_tokens: int, **timing: float) -> Answer:
+    """As ``plain_answer``, but cut off by max_tokens: every chunk has text, no stop token comes."""
+    steps: list[Step] = []
+    for i, piece in enumerate(pieces):
+        finish = "length" if i == len(pieces) - 1 else None
+        steps += [timing["tpot_s" if i else "ttft_s"], text_chunk(piece, [i], finish)]
+    return Answer([*steps, usage_chunk(prompt_tokens, len(pieces), 0), DONE])
+
+
+def count_prompt(body: dict[str, Any]) -> int:
+    """Tokens of a prompt given as ids, and bytes of any other."""
+    prompt = body.get("prompt")
+    if prompt is None:
+        prompt = "".join(str(message["content"]) for message in body["messages"])
+    return len(prompt.encode() if isinstance(prompt, str) else prompt)
+
+
 def main() -> None:
-    """Be launched as a vLLM would be; STUB_MODE says what goes wrong.
+    """Be launched as a vLLM would be; the words of STUB_MODE say what is special about it.
 
     ``fail``: print STUB_TEXT and exit 1; ``mute``: stay alive without listening; ``stubborn``:
     ignore SIGTERM; ``children``: start an engine of its own session that outlives its parent;
     ``die``: exit 3 a moment after the first request for an answer; ``timed``: answer with
-    STUB_TIMING (JSON: pieces, ttft_s, tpot_s), for GET /stub/times to tell when.
+    STUB_TIMING (JSON: pieces, ttft_s, tpot_s), for GET /stub/times to tell when, and print a line
+    for each whole answer.
     """
     parser = argparse.ArgumentParser()
     for flag in ("--model", "--served-model-name", "--host", "--port"):
         parser.add_argument(flag, required=True)
     args, _ = parser.parse_known_args()
-    mode = os.environ.get("STUB_MODE", "")
+    mode = os.environ.get("STUB_MODE", "").split()
     print(f"stub started in {os.getcwd()}", flush=True)
-    if mode == "fail":
+    if "fail" in mode:
         sys.exit(os.environ.get("STUB_TEXT", "") or 1)
-    if mode == "mute":
+    if "mute" in mode:
         time.sleep(600)
-    if mode == "stubborn":
+    if "stubborn" in mode:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if mode == "children":
+    if "children" in mode:
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     stub = StubServer(args.served_model_name, host=args.host, port=int(args.port))
-    if mode == "timed":
+    if "timed" in mode:
         timing = json.loads(os.environ["STUB_TIMING"])
-        stub.default = plain_answer(["x"] * timing.pop("pieces"), **timing)
-    if mode == "die":
+        pieces = [" the"] * timing.pop("pieces")  # one token each to most tokenizers
+        stub.reply = lambda body: full_answer(pieces, count_prompt(body), **timing)
+        stub.on_answer = lambda path: print(f"answered {path}", flush=True)
+    if "die" in mode:
 
         def die(_: dict[str, Any]) -> Answer:
             threading.Timer(0.05, os._exit, (3,)).start()
