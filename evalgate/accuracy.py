@@ -7,7 +7,7 @@ blocks before anything else. No policy is known here but the least number of sam
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,7 @@ def estimate_fidelity(
     difference = means[:, 1] - means[:, 0]
     details |= {"yardstick_value": float(means[:, 0].mean()), "value": float(means[:, 1].mean())}
     details["routes"] = sorted({route for _, route in routes})
+    details["buckets"] = _average_by_bucket(candidate, by_text)
     used = [r for r in candidate.fidelity if (r.sample_id, r.route) in set(routes)]
     effect: dict[str, Any] = {
         "value": float(difference.mean()),
@@ -141,6 +142,23 @@ def estimate_fidelity(
     if metric_name == "top1_agreement":
         estimate = _widen_agreement(estimate, sum(r.positions for r in used))
     return Effect(estimate=estimate, **effect)
+
+
+def _average_by_bucket(
+    candidate: ArmView, by_text: Mapping[str, Sequence[tuple[float, float]]]
+) -> dict[str, dict[str, float]]:
+    """Number of texts and mean of yardstick and candidate, for each bucket that holds a prompt."""
+    lengths = {r.sample_id: r.prompt_tokens for r in candidate.fidelity}
+    found = defaultdict(list)
+    for text, values in by_text.items():
+        bucket = candidate.find_bucket(lengths[text])
+        if bucket is not None:
+            found[bucket].append(np.mean(values, axis=0))
+    means = {b.name: np.mean(found[b.name], axis=0) for b in candidate.buckets if b.name in found}
+    return {
+        name: {"n": len(found[name]), "yardstick_value": float(mean[0]), "value": float(mean[1])}
+        for name, mean in means.items()
+    }
 
 
 def _widen_agreement(estimate: StudentEstimate, positions: int) -> StudentEstimate:

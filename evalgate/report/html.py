@@ -18,6 +18,7 @@ from evalgate.report import plots
 from evalgate.report.evidence import Context, collect_evidence
 from evalgate.report.tables import (
     TaskLine,
+    build_fidelity_table,
     build_identical_table,
     build_load_tables,
     build_task_lines,
@@ -70,6 +71,7 @@ def render_html(verdict: Verdict, context: Context | None = None) -> str:
         forests=_build_forests(verdict["rules"], status.key),
         tables=build_load_tables(verdict),
         identical=build_identical_table(verdict),
+        fidelity=build_fidelity_table(verdict),
         tasks=[(line, _draw_task(line)) for line in build_task_lines(verdict)],
         warnings=verdict["warnings"],
         differing_fields=verdict["differing_fields"],

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evalgate.metrics import METRICS
 from evalgate.report.words import (
     ABSENT,
     ARMS,
@@ -143,6 +144,30 @@ def build_identical_table(verdict: Verdict) -> Table | None:
     heads = ("pairs", "identical", "base against base")
     title = "Identical outputs (% of pairs)"
     return Table(title, heads, list(rows.values()), n_names=1) if rows else None
+
+
+def build_fidelity_table(verdict: Verdict) -> Table | None:
+    """Fidelity of both arms by prompt length, for each rule on it; None if none was measured."""
+    rows: list[tuple[str, ...]] = []
+    for rule in verdict["rules"]:
+        details = rule["details"] or {}
+        metric = METRICS.get(rule["metric"])
+        if metric is None or metric.source != "fidelity" or details.get("value") is None:
+            continue
+        whole = {"n": rule["n_pairs"], **details}
+        for bucket, found in [("all", whole), *(details.get("buckets") or {}).items()]:
+            rows.append(
+                (
+                    f"{metric.label} ({metric.unit})",
+                    printable(bucket),
+                    format_number(found["yardstick_value"], 4),
+                    format_number(found["value"], 4),
+                    f"{found['n']:,}",
+                )
+            )
+    title = "Token fidelity (the baseline's text; the baseline's own second pass beside it)"
+    heads = ("metric", "bucket", "second pass", "candidate", "texts")
+    return Table(title, heads, rows) if rows else None
 
 
 def format_share(value: float | None) -> str:

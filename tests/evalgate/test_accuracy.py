@@ -111,6 +111,25 @@ def test_routes_of_a_text_are_one_piece_of_evidence():
     assert effect.value == pytest.approx(0.02)
 
 
+def test_fidelity_is_told_by_prompt_length_too():
+    # Buckets 4K-8K and 8K-16K; a text of 600 tokens lies in neither and counts in the whole only.
+    lengths = {"a": 5000, "b": 6000, "c": 9000, "d": 600}
+    gaps = {"a": (0.01, 0.03), "b": (0.03, 0.05), "c": (0.0, 0.1), "d": (0.0, 0.02)}
+    theirs, own = (
+        [
+            make_fidelity(arm, sample_id=name, prompt_tokens=lengths[name], mean_gap=gap[place])
+            for name, gap in gaps.items()
+        ]
+        for place, arm in enumerate(("baseline", "candidate"))
+    )
+    effect = fidelity(own, [("second pass", theirs)], "logprob_gap")
+    assert effect.details["value"] == pytest.approx(0.05)
+    buckets = effect.details["buckets"]
+    assert list(buckets) == ["4K-8K", "8K-16K"]
+    assert buckets["4K-8K"] == pytest.approx({"n": 2, "yardstick_value": 0.02, "value": 0.04})
+    assert buckets["8K-16K"] == pytest.approx({"n": 1, "yardstick_value": 0.0, "value": 0.1})
+
+
 def test_without_records_or_yardstick_it_says_what_to_run():
     assert "no fidelity records of the candidate" in fidelity([], []).problem
     assert "base-against-base" in fidelity(make_texts([1.0]), [("second pass", [])]).problem

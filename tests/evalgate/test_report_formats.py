@@ -208,6 +208,30 @@ def test_identical_outputs_are_shown_beside_base_against_base():
     assert "| all requests | 50.0 | 75.0 |" in render("markdown", verdict)
 
 
+def test_fidelity_is_shown_by_length_beside_the_second_pass():
+    rule = make_rule(
+        "top-1 agreement",
+        metric="top1_agreement",
+        bucket=None,
+        unit="points",
+        n_pairs=2,
+        details={
+            "yardstick_value": 1.0,
+            "value": 0.9775,
+            "buckets": {"4K-8K": {"n": 1, "yardstick_value": 1.0, "value": 0.965}},
+        },
+    )
+    verdict = {**make_rich_case()[0], "rules": [rule]}
+    for line in (
+        "| top-1 agreement (0-1) | all | 1.0000 | 0.9775 | 2 |",
+        "| top-1 agreement (0-1) | 4K-8K | 1.0000 | 0.9650 | 1 |",
+    ):
+        assert line in render("markdown", verdict)
+    assert "0.9650" in render_text(verdict)
+    assert "Token fidelity by length" in render("html", verdict)
+    assert "Token fidelity" not in render("markdown", make_rich_case()[0])
+
+
 def test_an_open_rule_says_how_much_more_would_settle_it():
     verdict, _ = make_rich_case()
     assert "tpot 16K-32K: about 9 more launches" in render_text(verdict)
