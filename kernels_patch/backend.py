@@ -2,7 +2,7 @@
 
 vLLM's planner is told that a token and head takes 2*D + 8 bytes, and hands the cache over as int8
 [blocks, Hkv, block_size, 2*D + 8], each (block, head) one contiguous page that ``layout`` divides.
-vLLM writes the cache through ``do_kv_cache_update`` before it attends through ``forward``.
+``forward`` writes a step's keys and values before it attends them.
 
 This module translates vLLM's words into ``plan``, ``dispatch`` and ``counters`` and knows no
 arithmetic. It is imported only in a process that ``plugin`` has registered it in.
@@ -27,10 +27,10 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
 from kernels_patch.counters import Planned, RouteCounters
-from kernels_patch.dispatch import Kernels, choose_kernels, run_batch
+from kernels_patch.dispatch import Kernels, Step, choose_kernels, prepare_step, run_step
 from kernels_patch.faults import planted_fault
 from kernels_patch.layout import PageLayout
-from kernels_patch.plan import RouteBatch, plan_step
+from kernels_patch.plan import plan_step
 from kernels_patch.support import BLOCK_TOKENS, engine_refusal, layer_refusal, page_refusal
 from kernels_patch.switches import RefusalError, stopping_the_server
 
@@ -40,7 +40,7 @@ COUNTERS = RouteCounters()  # of this process: what the worker reports
 class Int8KVBackend(AttentionBackend):
     """What vLLM asks a backend about itself."""
 
-    forward_includes_kv_cache_update: bool = False
+    forward_includes_kv_cache_update: bool = True
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16]
 
     @staticmethod
@@ -77,9 +77,11 @@ class Int8KVBackend(AttentionBackend):
 
 @dataclass
 class Int8KVMetadata(AttentionMetadata):
-    """One step, split by route; shared by all layers."""
+    """One step, split by route, and the labels under which its launches are counted; shared by all
+    layers."""
 
-    batches: tuple[RouteBatch, ...]
+    step: Step
+    labels: frozenset[str]
 
 
 class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
@@ -93,7 +95,7 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.labels = choose_kernels(kv_cache_spec.head_size).labels
+        self.kernels = choose_kernels(kv_cache_spec.head_size)
         COUNTERS.add_layers(layer_names)
 
     def build(
@@ -112,13 +114,17 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
             common.seq_lens.tolist(),
             common.block_table_tensor,
         )
+        labels = self.kernels.labels
         COUNTERS.count_step(
             [
-                Planned(self.labels[batch.route], batch.num_requests, batch.num_tokens)
+                Planned(labels[batch.route], batch.num_requests, batch.num_tokens)
                 for batch in batches
             ]
         )
-        return Int8KVMetadata(batches)
+        return Int8KVMetadata(
+            step=prepare_step(self.kernels, common.slot_mapping, batches),
+            labels=frozenset(labels[batch.route] for batch in batches),
+        )
 
 
 class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
@@ -162,26 +168,14 @@ class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
                 raise RefusalError(reason)
             self.kernels: Kernels = choose_kernels(head_size)
             self.fault = planted_fault()
+        spoils = self.fault is not None and self.fault.spoils_pages
+        self.after_write = self.fault.after_write if spoils else None
         self.impl_name = self.kernels.impl
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
-
-    def do_kv_cache_update(
-        self,
-        layer: torch.nn.Module,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        kv_cache: torch.Tensor,
-        slot_mapping: torch.Tensor,
-    ) -> None:
-        """Write key and value [T, Hkv, D] at slot_mapping [T]; a padded tail has no slots."""
-        tokens = slot_mapping.numel()
-        self.kernels.write_kv(key[:tokens], value[:tokens], kv_cache, slot_mapping)
-        if self.fault is not None:
-            self.fault.after_write(kv_cache, slot_mapping)
 
     def forward(
         self,
@@ -195,16 +189,15 @@ class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend query [T, Hq, D]; ``output`` [T, Hq, D] is written and returned."""
+        """Write key and value [T, Hkv, D], attend query [T, Hq, D]; ``output`` [T, Hq, D] is
+        written and returned."""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("kernels_patch does not quantise attention outputs")
         if attn_metadata is None:  # vLLM's profiling and compilation runs have no step to attend
             return output
-        launched = set()
-        for batch in attn_metadata.batches:
-            run_batch(self.kernels, batch, query, key, value, kv_cache, self.scale, output)
-            launched.add(self.kernels.labels[batch.route])
-        for route in launched:
+        tensors = (query, key, value, kv_cache)
+        run_step(self.kernels, attn_metadata.step, *tensors, self.scale, output, self.after_write)
+        for route in attn_metadata.labels:
             COUNTERS.count_launch(layer.layer_name, route)
         if self.fault is not None:
             self.fault.delay_layer(len(COUNTERS.layer_names))

@@ -128,14 +128,17 @@ def _make_candidates(shape: Shape) -> dict[str, Callable[[int], None]]:
     ]
     for cache in caches:
         kernels.write_kv(key, value, cache, slots)
-    chunk = slice(shape.history_tokens, None)
+    chunk = tuple(x[shape.history_tokens :] for x in (key, value, slots))  # written in every round
+    new_key, new_value, new_slots = chunk
+    tables = native.prepare_decode(new_slots, table, lengths) if shape.route == "decode" else None
 
     def patch(round_: int) -> None:
         cache = caches[round_ % n_layers]
-        kernels.write_kv(key[chunk], value[chunk], cache, slots[chunk])
-        if shape.route == "decode":
-            kernels.decode(query, cache, table, lengths, sm_scale, out)
-        elif shape.route == "prefix":
+        if tables is not None:
+            kernels.write_and_decode(query, new_key, new_value, cache, tables, sm_scale, out)
+            return
+        kernels.write_kv(new_key, new_value, cache, new_slots)
+        if shape.route == "prefix":
             kernels.prefix(query, cache, table, starts, lengths, sm_scale, out)
         else:
             kernels.first_chunk(query, key, value, starts, sm_scale, out)
@@ -167,7 +170,7 @@ def _make_stock(
     starts: torch.Tensor,
     lengths: torch.Tensor,
     n_blocks: int,
-    chunk: slice,
+    chunk: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> Callable[[int], None]:
     """vLLM's own CPU attention with a float32 cache, called as its backend calls it."""
     from vllm import _custom_ops as ops
@@ -184,12 +187,11 @@ def _make_stock(
         1, n_heads, n_kv_heads, head_dim, lengths, query.dtype, starts, True, -1, isa, True
     )
     out = torch.empty_like(query)
+    new_key, new_value, new_slots = chunk
 
     def stock(round_: int) -> None:
         k_cache, v_cache = caches[round_ % n_layers]
-        ops.cpu_attn_reshape_and_cache(
-            key[chunk], value[chunk], k_cache, v_cache, slots[chunk], isa
-        )
+        ops.cpu_attn_reshape_and_cache(new_key, new_value, k_cache, v_cache, new_slots, isa)
         ops.cpu_attention_with_kv_cache(
             query=query,
             key_cache=k_cache,

@@ -28,7 +28,8 @@ FALLBACK_LABELS = {FIRST_CHUNK: FIRST_CHUNK, PREFIX: FALLBACK, DECODE: FALLBACK}
 @dataclass(frozen=True)
 class Kernels:
     """One implementation of the scheme. ``labels`` names the route under which each planned route
-    is counted; the functions have the signatures of ``torch_form``."""
+    is counted; the functions have the signatures of ``torch_form``, but for the last (see
+    ``native``), which only the native ones have."""
 
     impl: str
     labels: Mapping[str, str]
@@ -36,6 +37,16 @@ class Kernels:
     first_chunk: Callable[..., None]
     prefix: Callable[..., None]
     decode: Callable[..., None]
+    write_and_decode: Callable[..., None] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step as its layers take it (``prepare_step``). With ``tables`` every request decodes."""
+
+    slot_mapping: torch.Tensor
+    batches: tuple[RouteBatch, ...]
+    tables: native.DecodeTables | None
 
 
 @cache
@@ -60,6 +71,44 @@ def choose_kernels(head_dim: int) -> Kernels:
         raise RefusalError(f"{IMPL_SWITCH}=native was asked for, and {reason}")
     say(f"NO NATIVE KERNELS: {reason}. Serving with the plain torch form, which is slow.")
     return _kernels("torch", torch_form, labels)
+
+
+def prepare_step(
+    kernels: Kernels, slot_mapping: torch.Tensor, batches: tuple[RouteBatch, ...]
+) -> Step:
+    """What all layers of a step share; slot_mapping int64 [T] holds -1 for a padded tail."""
+    tables = None
+    if kernels.write_and_decode is not None and [b.route for b in batches] == [DECODE]:
+        (batch,) = batches
+        if batch.rows == slice(0, batch.num_requests):
+            tables = native.prepare_decode(slot_mapping, batch.block_table, batch.seq_lens)
+    return Step(slot_mapping, batches, tables)
+
+
+def run_step(
+    kernels: Kernels,
+    step: Step,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    sm_scale: float,
+    out: torch.Tensor,
+    after_write: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+) -> None:
+    """Write one layer's keys and values [T, Hkv, D] and attend query [T, Hq, D] into ``out``.
+
+    ``after_write`` is called with kv_cache and slot_mapping between the two.
+    """
+    if step.tables is not None and after_write is None:
+        kernels.write_and_decode(query, key, value, kv_cache, step.tables, sm_scale, out)
+        return
+    tokens = step.slot_mapping.numel()
+    kernels.write_kv(key[:tokens], value[:tokens], kv_cache, step.slot_mapping)
+    if after_write is not None:
+        after_write(kv_cache, step.slot_mapping)
+    for batch in step.batches:
+        run_batch(kernels, batch, query, key, value, kv_cache, sm_scale, out)
 
 
 def run_batch(
@@ -110,4 +159,5 @@ def _kernels(
         first_chunk=functions.first_chunk,
         prefix=functions.prefix,
         decode=functions.decode,
+        write_and_decode=getattr(functions, "write_and_decode", None),
     )

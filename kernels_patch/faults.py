@@ -41,9 +41,13 @@ class Fault:
     name: str
     sleep_ms: float = 0.0
 
+    @property
+    def spoils_pages(self) -> bool:
+        return self.name in (ONE_SV, SCALE_GROUPS)
+
     def after_write(self, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Spoil the scales of the slots [T] just written to kv_cache int8 [B, Hkv, BS, 2D+8]."""
-        if self.name not in (ONE_SV, SCALE_GROUPS):
+        if not self.spoils_pages:
             return
         from kernels_patch.torch_form import view_pages
 

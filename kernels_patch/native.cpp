@@ -22,7 +22,7 @@
 
 namespace {
 
-enum Status : int { kOk = 0, kBlockOutOfRange = 1 };
+enum Status : int { kOk = 0, kBlockOutOfRange = 1, kSlotOutOfRange = 2 };
 enum Type : int { kFloat32 = 0, kBFloat16 = 1 };
 
 constexpr float kLog2E = 1.44269504f;
@@ -285,7 +285,7 @@ int kp_write_kv(int set, void* key, int64_t key_token_stride, int64_t key_head_s
   const Cache cache{cache_data, n_blocks, block_stride, head_stride, block_size, head_dim};
   const int64_t n_slots = n_blocks * block_size;
   for (int64_t t = 0; t < n_tokens; ++t)
-    if (slots[t] >= n_slots) return kBlockOutOfRange;
+    if (slots[t] >= n_slots) return kSlotOutOfRange;
   const int64_t strides = (n_tokens + kStrideTokens - 1) / kStrideTokens;
 #pragma omp parallel for collapse(2) schedule(static) if (n_tokens > 8)
   for (int64_t s = 0; s < strides; ++s) {
@@ -377,6 +377,28 @@ int kp_decode(int set, void* query, int64_t query_token_stride, int64_t query_he
     }
   }
   return status;
+}
+
+// A step in which every request decodes: its tokens are written, then attended. One call, because
+// between a model's other layers a call through Python costs as much as 300 tokens of attention.
+int kp_write_and_decode(int set, void* query, int64_t query_token_stride, int64_t query_head_stride,
+                        int type, void* key, int64_t key_token_stride, int64_t key_head_stride,
+                        void* value, int64_t value_token_stride, int64_t value_head_stride,
+                        int8_t* cache_data, int64_t n_blocks, int64_t block_stride,
+                        int64_t head_stride, int block_size, int n_kv_heads, int head_dim,
+                        const int64_t* slots, int64_t n_tokens, const int32_t* block_table,
+                        int64_t table_stride, const int32_t* seq_lens, int n_requests, int n_heads,
+                        float sm_scale, int group, void* out, int64_t out_token_stride,
+                        int64_t out_head_stride) {
+  const int status = kp_write_kv(set, key, key_token_stride, key_head_stride, value,
+                                 value_token_stride, value_head_stride, type, cache_data, n_blocks,
+                                 block_stride, head_stride, block_size, n_kv_heads, head_dim, slots,
+                                 n_tokens);
+  if (status != kOk) return status;
+  return kp_decode(set, query, query_token_stride, query_head_stride, type, cache_data, n_blocks,
+                   block_stride, head_stride, block_size, n_kv_heads, head_dim, block_table,
+                   table_stride, seq_lens, n_requests, n_heads, sm_scale, group, out,
+                   out_token_stride, out_head_stride, type);
 }
 
 int kp_prefix(int set, void* query, int64_t query_token_stride, int64_t query_head_stride,

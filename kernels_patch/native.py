@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ MAX_HEAD_DIM = 256
 ISA_VARIABLE = "KERNELS_PATCH_ISA"
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_SLOT_OUT_OF_RANGE = 2  # native.cpp's Status
 _REBUILD = "run `python -m kernels_patch.build` (or install the package again)"
 
 _I32, _I64, _PTR, _F32 = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -46,6 +48,13 @@ _SIGNATURES = {
         _I32,
         (_I32, *_ROWS, _I32, *_CACHE, _PTR, _I64, _PTR, _I32, _I32, _F32, _I32, *_ROWS, _I32),
     ),
+    "kp_write_and_decode": (
+        _I32,
+        (
+            *(_I32, *_ROWS, _I32, *_ROWS, *_ROWS, *_CACHE),
+            *(_PTR, _I64, _PTR, _I64, _PTR, _I32, _I32, _F32, _I32, *_ROWS),
+        ),
+    ),
     "kp_first_chunk": (
         _I32,
         (_I32, *(*_ROWS, _I32) * 3, _PTR, *(_I32,) * 4, _F32, *_ROWS, _I32),
@@ -60,6 +69,32 @@ _SIGNATURES = {
 
 class NativeUnavailable(Exception):  # noqa: N818 (a state of the machine, not a fault of the caller)
     """The compiled kernels cannot serve here; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class DecodeTables:
+    """The index tensors of a step in which every request decodes, checked once for all its layers
+    (``prepare_decode``). ``arguments`` points into them."""
+
+    slot_mapping: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    arguments: tuple[int, ...]
+
+
+def prepare_decode(
+    slot_mapping: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor
+) -> DecodeTables:
+    """Check slot_mapping int64 [T], T >= N, and the others as ``NativeKernels.decode`` takes them.
+
+    Raises ValueError for an unusable tensor.
+    """
+    n_requests, n_tokens = len(seq_lens), len(slot_mapping)
+    _check_index("seq_lens", seq_lens, torch.int32, (n_requests,))
+    _check_index("slot_mapping", slot_mapping, torch.int64, (max(n_tokens, n_requests),))
+    table = _table_arguments(block_table, n_requests)
+    arguments = (slot_mapping.data_ptr(), n_tokens, *table, seq_lens.data_ptr(), n_requests)
+    return DecodeTables(slot_mapping, block_table, seq_lens, arguments)
 
 
 class NativeKernels:
@@ -103,11 +138,7 @@ class NativeKernels:
         status = self._library.kp_write_kv(
             self._index, *k, *v, dtype, *cache, slot_mapping.data_ptr(), key.shape[0]
         )
-        if status:
-            raise ValueError(
-                f"slot {int(slot_mapping.max())} is beyond the cache's "
-                f"{kv_cache.shape[0]} blocks of {kv_cache.shape[2]} tokens"
-            )
+        _check_slots(status, kv_cache, slot_mapping)
 
     def decode(
         self,
@@ -140,6 +171,51 @@ class NativeKernels:
             group,
             *_row_arguments("out", out),
         )
+        _check_status(status, kv_cache)
+
+    def write_and_decode(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        tables: DecodeTables,
+        sm_scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """``write_kv`` and ``decode`` in one call, for a step in which every request decodes.
+
+        query and out [T, Hq, D], key and value [T, Hkv, D], all of one type; the first rows are
+        those of ``tables``. Raises ValueError as the two do.
+        """
+        cache = _cache_arguments(kv_cache)
+        *_, n_kv_heads, head_dim = cache
+        n_rows, n_heads, _ = query.shape
+        _check_rows(query, out, n_kv_heads, head_dim, n_rows)
+        q, k = _row_arguments("query", query), _row_arguments("key", key)
+        v, o = _row_arguments("value", value), _row_arguments("out", out)
+        dtype, n_tokens = q[3], tables.arguments[1]
+        same_type = k[3] == dtype and v[3] == dtype and o[3] == dtype
+        if not (same_type and key.shape == value.shape == (n_rows, n_kv_heads, head_dim)):
+            raise ValueError(
+                f"key {tuple(key.shape)} {key.dtype} and value {tuple(value.shape)} {value.dtype} "
+                f"do not fit query {tuple(query.shape)} {query.dtype} and {n_kv_heads} KV heads"
+            )
+        if n_rows < n_tokens:
+            raise ValueError(f"query has {n_rows} rows for the {n_tokens} slots of its step")
+        status = self._library.kp_write_and_decode(
+            self._index,
+            *q,
+            *k[:3],
+            *v[:3],
+            *cache,
+            *tables.arguments,
+            n_heads,
+            sm_scale,
+            GROUP_TOKENS,
+            *o[:3],
+        )
+        _check_slots(status, kv_cache, tables.slot_mapping)
         _check_status(status, kv_cache)
 
     def prefix(
@@ -406,3 +482,11 @@ def _check_index(
 def _check_status(status: int, kv_cache: torch.Tensor) -> None:
     if status:
         raise ValueError(f"block_table names a block beyond the cache's {kv_cache.shape[0]} blocks")
+
+
+def _check_slots(status: int, kv_cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    if status == _SLOT_OUT_OF_RANGE:
+        raise ValueError(
+            f"slot {int(slot_mapping.max())} is beyond the cache's "
+            f"{kv_cache.shape[0]} blocks of {kv_cache.shape[2]} tokens"
+        )

@@ -58,15 +58,12 @@ USED = {
         "query_start_loc_cpu",
         "seq_lens",
         "block_table_tensor",
+        "slot_mapping",
         "causal",
     ),
     "vllm.v1.kv_cache_interface:AttentionSpec": ("dtype", "state_content_bytes"),
     "vllm.v1.attention.backends.registry:register_backend": ("backend", "class_path", "is_mamba"),
-    "vllm.model_executor.layers.attention.attention:unified_kv_cache_update": (
-        "key",
-        "value",
-        "layer_name",
-    ),
+    f"{_BACKEND}:AttentionBackend": ("forward_includes_kv_cache_update",),
 }
 
 

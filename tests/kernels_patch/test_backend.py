@@ -60,11 +60,12 @@ def make_spec(head_dim: int = 64, dtype: torch.dtype = torch.float32):
     return FullAttentionSpec(block_size=128, num_kv_heads=3, head_size=head_dim, dtype=dtype)
 
 
-def make_step(starts, seq_lens, table, causal=True):
+def make_step(starts, seq_lens, table, slots=None, causal=True):
     return SimpleNamespace(
         query_start_loc_cpu=torch.tensor(starts, dtype=torch.int32),
         seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
         block_table_tensor=table,
+        slot_mapping=slots,
         causal=causal,
     )
 
@@ -111,27 +112,30 @@ def test_the_backend_answers_to_the_cpu_s_name_and_layout(backend):
     assert [layout.name for layout in ours.supported_kv_cache_layouts()] == ["LBHNC"]
     assert ours.supports_block_size(128)
     assert not ours.supports_block_size(48)
-    assert not ours.forward_includes_kv_cache_update
+    assert ours.forward_includes_kv_cache_update
 
 
-def test_two_steps_are_attended_counted_and_reported(backend, engine):
+@pytest.mark.parametrize(("impl", "decode"), [("torch", "decode_torch"), ("native", "decode")])
+def test_two_steps_are_written_attended_counted_and_reported(
+    backend, engine, monkeypatch, impl, decode
+):
+    monkeypatch.setenv("KERNELS_PATCH_IMPL", impl)
     builder = backend.Int8KVMetadataBuilder(make_spec(16), LAYERS, engine, torch.device("cpu"))
-    impls = [backend.Int8KVImpl(6, 16, 0.25, 3) for _ in LAYERS]
+    layers = [backend.Int8KVImpl(6, 16, 0.25, 3) for _ in LAYERS]
     cache = torch.zeros((4, 3, 128, 40), dtype=torch.int8)
     table = torch.tensor([[2, 0], [3, 1]], dtype=torch.int32)
     torch.manual_seed(0)
     query, key, value = torch.randn(140, 6, 16), *torch.randn(2, 140, 3, 16)
-    chunk = make_step([0, 139, 139], [139, 0], table)
-    token = make_step([0, 1], [140], table[:1])
+    position = torch.arange(140)
+    slots = table[0, position // 128].long() * 128 + position % 128
+    chunk = make_step([0, 139, 139], [139, 0], table, slots[:139])
+    token = make_step([0, 1], [140], table[:1], slots[139:])
     for step, rows in ((chunk, slice(0, 139)), (token, slice(139, 140))):
         metadata = builder.build(0, step)
-        position = torch.arange(140)[rows]
-        slots = table[0, position // 128].long() * 128 + position % 128
-        for name, impl in zip(LAYERS, impls, strict=True):
+        for name, attention in zip(LAYERS, layers, strict=True):
             layer = SimpleNamespace(layer_name=name)
             out = torch.full_like(query[rows], torch.nan)
-            impl.do_kv_cache_update(layer, key[rows], value[rows], cache, slots)
-            impl.forward(layer, query[rows], key[rows], value[rows], cache, metadata, out)
+            attention.forward(layer, query[rows], key[rows], value[rows], cache, metadata, out)
             exact = reference.attention(
                 query[rows].numpy(), key[: rows.stop].numpy(), value[: rows.stop].numpy(), 0.25
             )
@@ -139,14 +143,14 @@ def test_two_steps_are_attended_counted_and_reported(backend, engine):
 
     from kernels_patch.worker import make_report
 
-    report = make_report(dict(zip(LAYERS, impls, strict=True)), dict.fromkeys(LAYERS, cache))
+    report = make_report(dict(zip(LAYERS, layers, strict=True)), dict.fromkeys(LAYERS, cache))
     assert report["active"] is True
-    assert report["impl"] == "torch"
+    assert report["impl"] == impl
     assert report["fault"] is None
     assert report["steps"] == 2
     assert {k: v for k, v in report["routes"].items() if v} == {
         "first_chunk": 2,
-        "decode_torch": 2,
+        decode: 2,
     }
     assert report["layers_mismatch"] == []
     assert report["kv_cache"] == {

@@ -94,6 +94,42 @@ def test_an_unknown_implementation_is_refused_by_name(monkeypatch):
 
 
 @pytest.mark.parametrize("impl", ["torch", "native"])
+def test_a_step_of_decodes_is_one_call_where_nothing_comes_between_write_and_attention(
+    monkeypatch, impl
+):
+    monkeypatch.setenv("KERNELS_PATCH_IMPL", impl)
+    kernels = dispatch.choose_kernels(16)
+    torch.manual_seed(2)
+    table = torch.tensor([[1, 3], [2, 0]], dtype=torch.int32)
+    history = torch.zeros((4, 2, BLOCK, 40), dtype=torch.int8)
+    kernels.write_kv(*torch.randn(2, 4 * BLOCK, 2, 16), history, torch.arange(4 * BLOCK))
+    query, key, value = torch.randn(3, 4, 16), *torch.randn(2, 3, 2, 16)
+    slots = torch.tensor([1 * BLOCK + 7, 0 * BLOCK + 3, -1])  # the last row is padding
+    batches = plan_step([0, 1, 2], [8, BLOCK + 4], table)
+    step = dispatch.prepare_step(kernels, slots, batches)
+    assert (step.tables is not None) == (impl == "native")
+    caches, outs, seen = [history.clone(), history.clone()], [], []
+    for cache, after_write in zip(caches, (None, lambda *given: seen.append(given)), strict=True):
+        outs.append(torch.full_like(query, 9.0))
+        tensors = (query, key, value, cache)
+        dispatch.run_step(kernels, step, *tensors, 0.25, outs[-1], after_write)
+    assert seen == [(caches[1], slots)]
+    assert torch.equal(*caches)
+    assert torch.equal(*outs)
+    assert not torch.equal(caches[0], history)
+    assert (outs[0][2] == 9).all()
+
+
+def test_a_step_with_another_route_is_not_one_call(monkeypatch):
+    monkeypatch.setenv("KERNELS_PATCH_IMPL", "native")
+    kernels = dispatch.choose_kernels(16)
+    table = torch.zeros((2, 2), dtype=torch.int32)
+    mixed = plan_step([0, 1, 4], [8, 9], table)
+    assert [batch.route for batch in mixed] == ["prefix", "decode"]
+    assert dispatch.prepare_step(kernels, torch.arange(4), mixed).tables is None
+
+
+@pytest.mark.parametrize("impl", ["torch", "native"])
 def test_requests_of_all_routes_mixed_in_one_step_get_their_own_rows(monkeypatch, impl):
     monkeypatch.setenv("KERNELS_PATCH_IMPL", impl)
     kernels = dispatch.choose_kernels(16)
