@@ -7,7 +7,7 @@ pair by pair; without a baseline an arm's own counts stand for them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,7 +106,11 @@ def _compute_pooled(groups: Sequence[Sequence[tuple[int, float]]]) -> float | No
 
 
 def _summarise_tasks(side: ArmView) -> dict[str, Any]:
-    """Means over distinct samples, each averaged over its blocks first."""
+    """Means over distinct samples, each averaged over its blocks first.
+
+    A task whose samples tell where in the context the answer stands has "depths" too: bucket, then
+    depth to the nearest quarter.
+    """
     by_task: dict[str, dict[str, list[SampleRecord]]] = defaultdict(lambda: defaultdict(list))
     for sample in side.samples:
         if sample.score is not None:
@@ -126,7 +130,32 @@ def _summarise_tasks(side: ArmView) -> dict[str, Any]:
                 if (inside := [scores[key] for key in scores if places[key] == b.name])
             },
         }
+        depths = {key: _find_depth(found[0]) for key, found in samples.items()}
+        if any(depth is not None for depth in depths.values()):
+            tasks[task]["depths"] = {
+                b.name: by_depth
+                for b in side.buckets
+                if (
+                    by_depth := _average_by_depth(
+                        (depths[key], scores[key]) for key in scores if places[key] == b.name
+                    )
+                )
+            }
     return tasks
+
+
+def _find_depth(sample: SampleRecord) -> float | None:
+    """Where the answer stands in the context, to the nearest quarter; None where none is known."""
+    depth = (sample.extra or {}).get("depth")
+    return None if depth is None else round(float(depth) * 4) / 4
+
+
+def _average_by_depth(values: Iterable[tuple[float | None, float]]) -> dict[str, dict[str, Any]]:
+    by_depth = defaultdict(list)
+    for depth, score in values:
+        if depth is not None:
+            by_depth[depth].append(score)
+    return {f"{depth:g}": _average(by_depth[depth]) for depth in sorted(by_depth)}
 
 
 def _average(scores: Sequence[float]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from evalgate.report import plots
 from evalgate.report.evidence import Context, collect_evidence
 from evalgate.report.tables import (
     TaskLine,
+    build_depth_table,
     build_fidelity_table,
     build_identical_table,
     build_load_tables,
@@ -71,6 +72,7 @@ def render_html(verdict: Verdict, context: Context | None = None) -> str:
         forests=_build_forests(verdict["rules"], status.key),
         tables=build_load_tables(verdict),
         identical=build_identical_table(verdict),
+        depths=build_depth_table(verdict),
         fidelity=build_fidelity_table(verdict),
         tasks=[(line, _draw_task(line)) for line in build_task_lines(verdict)],
         warnings=verdict["warnings"],

@@ -6,6 +6,7 @@ import re
 
 from evalgate.report.tables import (
     Table,
+    build_depth_table,
     build_fidelity_table,
     build_identical_table,
     build_load_tables,
@@ -43,6 +44,7 @@ def render_markdown(verdict: Verdict) -> str:
         for t in [
             *build_load_tables(verdict),
             build_task_table(verdict),
+            build_depth_table(verdict),
             build_fidelity_table(verdict),
             build_identical_table(verdict),
         ]

@@ -146,6 +146,34 @@ def build_identical_table(verdict: Verdict) -> Table | None:
     return Table(title, heads, list(rows.values()), n_names=1) if rows else None
 
 
+def build_depth_table(verdict: Verdict) -> Table | None:
+    """Mean scores by length and depth of the answer, ``baseline / candidate``; None if unknown."""
+    summary = verdict["summary"]
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for arm in ARMS:
+        for task, about in ((summary.get(arm) or {}).get("tasks") or {}).items():
+            for bucket, by_depth in (about.get("depths") or {}).items():
+                for depth, mean in by_depth.items():
+                    found.setdefault((task, bucket), {}).setdefault(depth, {})[arm] = mean
+    depths = sorted({depth for cells in found.values() for depth in cells}, key=float)
+    rows = [
+        (
+            printable(task),
+            printable(bucket),
+            *(_format_depth(cells[depth]) if depth in cells else ABSENT for depth in depths),
+        )
+        for (task, bucket), cells in found.items()
+    ]
+    heads = ("task", "bucket", *(f"depth {depth}" for depth in depths))
+    title = "Scores by depth of the answer (points of 100, baseline / candidate)"
+    return Table(title, heads, rows) if rows else None
+
+
+def _format_depth(arms: Mapping[str, Mapping[str, Any]]) -> str:
+    means = [arms[arm]["mean"] * 100 if arm in arms else None for arm in ARMS]
+    return " / ".join(format_number(mean, 1) for mean in means)
+
+
 def build_fidelity_table(verdict: Verdict) -> Table | None:
     """Fidelity of both arms by prompt length, for each rule on it; None if none was measured."""
     rows: list[tuple[str, ...]] = []

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from evalgate.report.tables import (
     Table,
+    build_depth_table,
     build_fidelity_table,
     build_identical_table,
     build_load_tables,
@@ -79,6 +80,7 @@ def build_text(verdict: Verdict, *, width: int = 100) -> Group:
     tables = [
         *build_load_tables(verdict),
         build_task_table(verdict),
+        build_depth_table(verdict),
         build_fidelity_table(verdict),
         build_identical_table(verdict),
     ]

@@ -232,6 +232,17 @@ def test_fidelity_is_shown_by_length_beside_the_second_pass():
     assert "Token fidelity" not in render("markdown", make_rich_case()[0])
 
 
+def test_scores_are_shown_by_depth_of_the_answer():
+    verdict = make_rich_case()[0]
+    for arm, mean in (("baseline", 0.5), ("candidate", 0.25)):
+        task = verdict["summary"][arm]["tasks"].setdefault("retrieval", {"n": 4, "mean": mean})
+        task["depths"] = {"4K-8K": {"0": {"n": 2, "mean": 1.0}, "0.5": {"n": 2, "mean": mean}}}
+    assert "| task | bucket | depth 0 | depth 0.5 |" in render("markdown", verdict)
+    assert "| retrieval | 4K-8K | 100.0 / 100.0 | 50.0 / 25.0 |" in render("markdown", verdict)
+    assert "50.0 / 25.0" in render_text(verdict)
+    assert "Accuracy by depth" in render("html", verdict)
+
+
 def test_an_open_rule_says_how_much_more_would_settle_it():
     verdict, _ = make_rich_case()
     assert "tpot 16K-32K: about 9 more launches" in render_text(verdict)

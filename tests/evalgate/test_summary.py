@@ -10,6 +10,23 @@ def summarise_both(requests=(), samples=()):
     return summarise(base), summarise(cand, pair_requests(base, cand).pairs)
 
 
+def test_scores_are_told_by_length_and_depth_of_the_answer():
+    # Buckets 4K-8K and 8K-16K; 0.1 lies nearest to the depth 0, 0.9 to 1.
+    cells = [(5000, 0.1, 1.0), (5000, 0.0, 0.5), (5000, 0.5, 0.0), (9000, 0.9, 0.25)]
+    samples = [
+        make_sample(arm, sample_id=f"s{i}", prompt_tokens=n, score=score, extra={"depth": depth})
+        for i, (n, depth, score) in enumerate(cells)
+        for arm in ("baseline", "candidate")
+    ]
+    samples += [make_sample(arm, task="aggregation") for arm in ("baseline", "candidate")]
+    tasks = summarise_both(samples=samples)[1]["tasks"]
+    assert tasks["retrieval"]["depths"] == {
+        "4K-8K": {"0": {"n": 2, "mean": 0.75}, "0.5": {"n": 1, "mean": 0.0}},
+        "8K-16K": {"1": {"n": 1, "mean": 0.25}},
+    }
+    assert "depths" not in tasks["aggregation"]
+
+
 def test_tpot_is_the_mean_of_requests_not_of_gaps():
     # r1: TTFT 0.1, E2EL 1.1, 11 tokens; r2: 0.1, 2.1, 101 tokens. By gaps it would be 0.02727.
     records = [
