@@ -6,6 +6,7 @@ the folder is judged. Nothing is parsed and nothing printed here.
 
 from __future__ import annotations
 
+import gc
 import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -156,6 +157,8 @@ def compare_builds(
     """`evalgate compare`: arms of stored runs, of one run or of two. With a profile of kernel
     times, what attention could give at most stands among the warnings."""
     base, cand = load_view(baseline), load_view(candidate)
+    # The records live until the process ends: the collector need not go through them again.
+    gc.freeze()
     chosen: Policy = choose_policy(policy, cand.run, cand.label)
     verdict = judge(
         base,

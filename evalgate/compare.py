@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from evalgate.errors import EvidenceError, UsageError
+from evalgate.metrics import compute_latencies_s
 from evalgate.records import (
     Arm,
     FidelityRecord,
@@ -107,6 +108,11 @@ class ArmView:
     def measured(self) -> list[RequestRecord]:
         return [r for r in self.requests if r.phase == "measure"]
 
+    @cached_property
+    def columns(self) -> Columns:
+        """The values of ``measured``, in its order."""
+        return _build_columns(self.measured)
+
     @property
     def patch(self) -> str | None:
         return self.arm_spec.get("patch")
@@ -168,16 +174,17 @@ def views_of_run(stored: StoredRun) -> tuple[ArmView, ArmView]:
 
 @dataclass(frozen=True)
 class Columns:
-    """One side's values of the pairs as arrays; NaN where a value does not exist.
-
-    A duration that is not positive has no logarithm and counts as absent here; where it is a
-    fault, validity says so.
-    """
+    """Values of requests as arrays; NaN where a value does not exist (``compute_latencies_s``)."""
 
     ttft_s: np.ndarray
     tpot_s: np.ndarray
     e2el_s: np.ndarray
     output_tokens: np.ndarray
+
+    def take(self, rows: np.ndarray) -> Columns:
+        return Columns(
+            self.ttft_s[rows], self.tpot_s[rows], self.e2el_s[rows], self.output_tokens[rows]
+        )
 
 
 @dataclass(frozen=True)
@@ -219,16 +226,20 @@ def pair_requests(
     """
     sides = [baseline, candidate, *(references or ())]
     indexes = [_index(side.measured, side, "request") for side in sides]
-    keys = sorted(set(indexes[0]).intersection(*indexes[1:]))
+    keys = sorted(indexes[0].keys() & indexes[1].keys())
+    for index in indexes[2:]:
+        keys = [k for k in keys if k in index]
     common = {k[0] for k in indexes[0]} & {k[0] for k in indexes[1]}
     every = {k[0] for k in indexes[0]} | {k[0] for k in indexes[1]}
     matched = set(keys)
     unpaired = [sum(k[0] in common and k not in matched for k in index) for index in indexes[:2]]
-    columns = [_build_columns([index[k] for k in keys]) for index in indexes]
+    rows = [np.array([index[k] for k in keys], dtype=int) for index in indexes]
+    columns = [side.columns.take(found) for side, found in zip(sides, rows, strict=True)]
     bucket_names, bucket = _number([k[1] for k in keys])
     _, prompt = _number([(k[1], k[2]) for k in keys])
+    left, right = baseline.measured, candidate.measured
     return RequestPairs(
-        pairs=[(indexes[0][k], indexes[1][k]) for k in keys],
+        pairs=[(left[i], right[j]) for i, j in zip(*rows[:2], strict=True)],
         block=np.array([k[0] for k in keys], dtype=int),
         bucket=bucket,
         prompt=prompt,
@@ -265,7 +276,8 @@ def pair_samples(baseline: ArmView, candidate: ArmView) -> SamplePairs:
         sum(k[0] in common and k not in other for k in side)
         for side, other in ((left, right), (right, left))
     ]
-    return SamplePairs([(left[k], right[k]) for k in keys], (unpaired[0], unpaired[1]))
+    pairs = [(baseline.samples[left[k]], candidate.samples[right[k]]) for k in keys]
+    return SamplePairs(pairs, (unpaired[0], unpaired[1]))
 
 
 def find_common_baseline(baseline: ArmView, candidate: ArmView) -> tuple[ArmView, ArmView] | None:
@@ -311,28 +323,28 @@ def compute_identical_share(
     return sum(same) / len(same) if same else None
 
 
-def _index(records: Sequence[Any], side: ArmView, noun: str) -> dict[Any, Any]:
-    index = {}
-    for record in records:
-        if record.key in index:
-            raise EvidenceError(
-                f"{side.title}: two {noun} records have the key {record.key}, so pairs are not "
-                "defined: the run was appended to, run it again into a new folder"
-            )
-        index[record.key] = record
+def _index(records: Sequence[Any], side: ArmView, noun: str) -> dict[Any, int]:
+    """Where in ``records`` each key stands."""
+    keys = [record.key for record in records]
+    index = {key: i for i, key in enumerate(keys)}
+    if len(index) < len(keys):
+        twice = next(key for i, key in enumerate(keys) if index[key] != i)
+        raise EvidenceError(
+            f"{side.title}: two {noun} records have the key {twice}, so pairs are not "
+            "defined: the run was appended to, run it again into a new folder"
+        )
     return index
 
 
 def _build_columns(records: Sequence[RequestRecord]) -> Columns:
-    def column(values: Iterable[float | None]) -> np.ndarray:
-        return np.array([v if v is not None and v > 0 else np.nan for v in values], dtype=float)
-
-    return Columns(
-        ttft_s=column(r.ttft_s for r in records),
-        tpot_s=column(r.tpot_s for r in records),
-        e2el_s=column(r.e2el_s for r in records),
-        output_tokens=column(None if r.error else r.output_tokens for r in records),
-    )
+    absent = (np.nan, np.nan, np.nan)
+    raw = [
+        (r.chunk_ns[0], r.chunk_ns[-1], r.output_tokens) if r.chunk_ns and not r.error else absent
+        for r in records
+    ]
+    first_ns, last_ns, tokens = np.array(raw, dtype=float).reshape(-1, 3).T
+    tokens = np.where(tokens > 0, tokens, np.nan)
+    return Columns(*compute_latencies_s(first_ns, last_ns, tokens), tokens)
 
 
 def _number(values: Sequence[Any]) -> tuple[list[Any], np.ndarray]:

@@ -261,7 +261,7 @@ def judge(
         rules=results,
         summary={
             BASELINE: summarise(baseline),
-            CANDIDATE: summarise(candidate, evidence.requests.pairs),
+            CANDIDATE: summarise(candidate, evidence.requests),
         },
     )
 

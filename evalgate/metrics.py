@@ -107,21 +107,39 @@ def compute_tpot_s(chunk_ns: Sequence[int], output_tokens: int | None) -> float 
     return (chunk_ns[-1] - chunk_ns[0]) / NS_PER_S / (output_tokens - 1)
 
 
+def compute_latencies_s(
+    first_ns: np.ndarray, last_ns: np.ndarray, output_tokens: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """TTFT, TPOT and E2EL of many requests at once, by the same formulas; NaN is absent.
+
+    A duration that is not positive has no logarithm and counts as absent here; where it is a fault,
+    validity says so. (Several tokens in a single chunk have no time between them either.)
+    """
+    steps = np.where(output_tokens >= 2, output_tokens - 1, np.nan)
+    found = (first_ns / NS_PER_S, (last_ns - first_ns) / NS_PER_S / steps, last_ns / NS_PER_S)
+    ttft_s, tpot_s, e2el_s = (np.where(values > 0, values, np.nan) for values in found)
+    return ttft_s, tpot_s, e2el_s
+
+
 def compute_normalised_s(
-    ttft_s: float | None, tpot_s: float | None, output_tokens: int | None
-) -> float | None:
-    """Seconds that an arm would need for ``output_tokens`` tokens: ttft + tpot * (n - 1)."""
-    if ttft_s is None or output_tokens is None or output_tokens < 1:
-        return None
-    if output_tokens == 1:
-        return ttft_s
-    return None if tpot_s is None else ttft_s + tpot_s * (output_tokens - 1)
+    ttft_s: np.ndarray, tpot_s: np.ndarray, output_tokens: np.ndarray
+) -> np.ndarray:
+    """Seconds that an arm would need for ``output_tokens`` tokens: ttft + tpot * (n - 1).
+
+    A single token takes no time after the first, so its TPOT need not exist.
+    """
+    steps = output_tokens - 1
+    return ttft_s + np.where(steps == 0, 0.0, tpot_s * steps)
 
 
-def compute_throughput(tokens: Sequence[int], seconds: Sequence[float]) -> float | None:
-    """Output tokens a second under serial load: sum over sum; None when no time was spent."""
-    total_s = float(sum(seconds))
-    return sum(tokens) / total_s if tokens and total_s > 0 else None
+def compute_throughput(tokens: np.ndarray, seconds: np.ndarray) -> float | None:
+    """Output tokens a second under serial load: sum over sum, of what has both (NaN is absent).
+
+    None when no time was spent.
+    """
+    known = np.isfinite(tokens) & np.isfinite(seconds)
+    total_s = float(np.sum(seconds[known]))
+    return float(np.sum(tokens[known])) / total_s if total_s > 0 else None
 
 
 def compute_weighted(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
@@ -131,8 +149,8 @@ def compute_weighted(values: Sequence[float | None], weights: Sequence[float]) -
     return float(np.average(np.asarray(values, dtype=float), weights=np.asarray(weights)))
 
 
-def compute_percentile(values: Sequence[float], percent: float) -> float | None:
+def compute_percentile(values: Sequence[float] | np.ndarray, percent: float) -> float | None:
     """Percentile with linear interpolation (``PERCENTILE_METHOD``); None of nothing."""
-    if not values:
+    if not len(values):
         return None
     return float(np.percentile(np.asarray(values, dtype=float), percent, method=PERCENTILE_METHOD))

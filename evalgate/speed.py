@@ -16,7 +16,7 @@ import numpy as np
 
 from evalgate.compare import Bucket, Columns, RequestPairs
 from evalgate.effects import Effect
-from evalgate.metrics import METRICS, PERCENTILE_METHOD, Metric
+from evalgate.metrics import METRICS, PERCENTILE_METHOD, Metric, compute_normalised_s
 from evalgate.stats import (
     Estimate,
     estimate_bootstrap_strata,
@@ -155,10 +155,8 @@ def _build_side(columns: Columns, metric: Metric, baseline_tokens: np.ndarray) -
         values = getattr(columns, f"{metric.name}_s")
         return Side(np.log(values), np.where(np.isfinite(values), 1.0, np.nan))
     if "normalised" in metric.name:
-        # A single token takes no time after the first, so its TPOT need not exist.
-        steps = baseline_tokens - 1
-        after = np.where(steps == 0, 0.0, columns.tpot_s * steps)
-        return Side(baseline_tokens, columns.ttft_s + after)
+        seconds = compute_normalised_s(columns.ttft_s, columns.tpot_s, baseline_tokens)
+        return Side(baseline_tokens, seconds)
     return Side(columns.output_tokens, columns.e2el_s)
 
 

@@ -8,45 +8,56 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from evalgate.compare import ArmView
+import numpy as np
+
+from evalgate.compare import ArmView, RequestPairs
 from evalgate.metrics import (
     compute_normalised_s,
     compute_percentile,
     compute_throughput,
     compute_weighted,
 )
-from evalgate.records import RequestRecord, SampleRecord
+from evalgate.records import SampleRecord
 
 PERCENTS = (50, 90, 95, 99)
-Pair = tuple[RequestRecord, RequestRecord]
 
 
-def summarise(side: ArmView, pairs: Sequence[Pair] | None = None) -> dict[str, Any]:
+def summarise(side: ArmView, pairs: RequestPairs | None = None) -> dict[str, Any]:
     """The "summary" part of the JSON verdict for one arm; times in s, throughputs in tokens/s.
 
     Failed requests and warm-up count nowhere; what has no value is None. TPOT is the mean of the
     requests' TPOT; percentiles interpolate linearly. ``pairs`` of (baseline, this arm) give the
     token counts for the normalised figures.
     """
-    good = [r for r in side.measured if r.error is None]
-    pairs = [(r, r) for r in good] if pairs is None else pairs
-    figures: dict[str, _Figures] = {b.name: _Figures() for b in side.buckets}
-    for record in good:
-        figures.setdefault(record.bucket, _Figures()).add(record)
-    for baseline, record in pairs:
-        figures.setdefault(record.bucket, _Figures()).add_pair(baseline, record)
-    buckets = {name: found.summarise() for name, found in figures.items()}
+    own, good = side.columns, np.array([r.error is None for r in side.measured], dtype=bool)
+    places = np.array([r.bucket for r in side.measured], dtype=object)
+    normalised = (own, own.output_tokens, places)
+    if pairs is not None:
+        names = np.array([*pairs.bucket_names, None], dtype=object)  # None: never an empty array
+        normalised = (pairs.candidate, pairs.baseline.output_tokens, names[pairs.bucket])
+    columns, tokens, paired_places = normalised
+    seconds = compute_normalised_s(columns.ttft_s, columns.tpot_s, tokens)
+    buckets = {}
+    for name in dict.fromkeys([*(b.name for b in side.buckets), *places[good]]):
+        inside, paired = good & (places == name), paired_places == name
+        buckets[name] = {
+            "n": int(np.sum(inside)),
+            "output_throughput": compute_throughput(own.output_tokens[inside], own.e2el_s[inside]),
+            "normalised_output_throughput": compute_throughput(tokens[paired], seconds[paired]),
+            "ttft_s": _describe(own.ttft_s[inside]),
+            "tpot_s": _describe(own.tpot_s[inside]),
+            "e2el_s": _describe(own.e2el_s[inside]),
+        }
     weights = [b.weight for b in side.buckets]
 
     def weigh(figure: str) -> float | None:
         return compute_weighted([buckets[b.name][figure] for b in side.buckets], weights)
 
     return {
-        "output_throughput": _compute_pooled([f.output for f in figures.values()]),
-        "normalised_output_throughput": _compute_pooled([f.normalised for f in figures.values()]),
+        "output_throughput": compute_throughput(own.output_tokens, own.e2el_s),
+        "normalised_output_throughput": compute_throughput(tokens, seconds),
         "weighted_output_throughput": weigh("output_throughput"),
         "weighted_normalised_output_throughput": weigh("normalised_output_throughput"),
         "buckets": buckets,
@@ -54,55 +65,14 @@ def summarise(side: ArmView, pairs: Sequence[Pair] | None = None) -> dict[str, A
     }
 
 
-@dataclass
-class _Figures:
-    """One bucket's values, each computed once; ``output`` and ``normalised`` are (tokens, s)."""
-
-    n: int = 0
-    ttft_s: list[float] = field(default_factory=list)
-    tpot_s: list[float] = field(default_factory=list)
-    e2el_s: list[float] = field(default_factory=list)
-    output: list[tuple[int, float]] = field(default_factory=list)
-    normalised: list[tuple[int, float]] = field(default_factory=list)
-
-    def add(self, record: RequestRecord) -> None:
-        ttft_s, tpot_s, e2el_s = record.ttft_s, record.tpot_s, record.e2el_s
-        self.n += 1
-        if ttft_s is not None:
-            self.ttft_s.append(ttft_s)
-        # Several tokens in a single chunk have no time between them that was measured.
-        if tpot_s:
-            self.tpot_s.append(tpot_s)
-        if e2el_s is not None:
-            self.e2el_s.append(e2el_s)
-            if record.output_tokens is not None:
-                self.output.append((record.output_tokens, e2el_s))
-
-    def add_pair(self, baseline: RequestRecord, record: RequestRecord) -> None:
-        tokens = None if baseline.error else baseline.output_tokens
-        seconds = compute_normalised_s(record.ttft_s, record.tpot_s, tokens)
-        if tokens is not None and seconds is not None:
-            self.normalised.append((tokens, seconds))
-
-    def summarise(self) -> dict[str, Any]:
-        return {
-            "n": self.n,
-            "output_throughput": _compute_pooled([self.output]),
-            "normalised_output_throughput": _compute_pooled([self.normalised]),
-            "ttft_s": _describe(self.ttft_s),
-            "tpot_s": _describe(self.tpot_s),
-            "e2el_s": _describe(self.e2el_s),
-        }
-
-
-def _describe(values: Sequence[float]) -> dict[str, Any]:
+def _describe(column: np.ndarray) -> dict[str, Any]:
+    values = column[np.isfinite(column)]
     percentiles = {f"p{p}": compute_percentile(values, p) for p in PERCENTS}
-    return {"n": len(values), "mean": sum(values) / len(values) if values else None, **percentiles}
-
-
-def _compute_pooled(groups: Sequence[Sequence[tuple[int, float]]]) -> float | None:
-    known = [value for group in groups for value in group]
-    return compute_throughput([n for n, _ in known], [s for _, s in known])
+    return {
+        "n": len(values),
+        "mean": float(np.mean(values)) if len(values) else None,
+        **percentiles,
+    }
 
 
 def _summarise_tasks(side: ArmView) -> dict[str, Any]:

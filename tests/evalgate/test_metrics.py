@@ -1,5 +1,8 @@
 """Formulas against values worked out by hand (cases S1, S4, G3, G4, G6 and the source vectors)."""
 
+import math
+
+import numpy as np
 import pytest
 
 from evalgate import metrics
@@ -52,9 +55,14 @@ def test_percentile_of_nothing_is_absent():
 
 
 def test_throughput_is_tokens_over_seconds():
-    assert metrics.compute_throughput([128], [1.5441598830]) == pytest.approx(82.893, abs=5e-4)
-    assert metrics.compute_throughput([], []) is None
-    assert metrics.compute_throughput([5], [0.0]) is None
+    def compute(tokens, seconds):
+        return metrics.compute_throughput(np.array(tokens, float), np.array(seconds, float))
+
+    assert compute([128], [1.5441598830]) == pytest.approx(82.893, abs=5e-4)
+    assert compute([10, 20], [1.0, 2.0]) == pytest.approx(10)
+    assert compute([10, math.nan, 9], [1.0, 2.0, math.nan]) == pytest.approx(10)
+    assert compute([], []) is None
+    assert compute([5], [0.0]) is None
 
 
 def test_weighted_throughput_of_the_source():
@@ -71,7 +79,23 @@ def test_weighted_value_is_absent_when_a_bucket_is():
 
 
 def test_normalised_time_uses_the_given_length():
-    assert metrics.compute_normalised_s(2.0, 0.1, 11) == pytest.approx(3.0)
-    assert metrics.compute_normalised_s(2.0, None, 1) == pytest.approx(2.0)
-    assert metrics.compute_normalised_s(2.0, None, 2) is None
-    assert metrics.compute_normalised_s(None, 0.1, 5) is None
+    absent = math.nan
+    rows = [(2.0, 0.1, 11, 3.0), (2.0, absent, 1, 2.0), (2.0, absent, 2, absent),
+            (absent, 0.1, 5, absent), (2.0, 0.1, absent, absent)]  # fmt: skip
+    ttft_s, tpot_s, tokens, expected = np.array(rows).T
+    found = metrics.compute_normalised_s(ttft_s, tpot_s, tokens)
+    np.testing.assert_allclose(found, expected)
+
+
+def test_latencies_of_many_requests_are_those_of_each():
+    chunks = [[2_200_000_000, 2_220_000_000, 2_240_000_000], [900_000_000], [5, 5], []]
+    tokens = [3, 1, 2, None]
+    ends = np.array([[c[0], c[-1]] if c else [math.nan] * 2 for c in chunks]).T
+    found = metrics.compute_latencies_s(*ends, np.array(tokens, dtype=float))
+    each = [
+        (metrics.compute_ttft_s(c), metrics.compute_tpot_s(c, n) or None, metrics.compute_e2el_s(c))
+        for c, n in zip(chunks, tokens, strict=True)
+    ]
+    # The third has no time between its tokens, which has no logarithm: absent here.
+    np.testing.assert_allclose(np.array(found).T, np.array(each, dtype=float))
+    assert found[1][0] == pytest.approx(0.020)

@@ -7,7 +7,7 @@ from evalgate.summary import summarise
 
 def summarise_both(requests=(), samples=()):
     base, cand = views_of_run(make_stored(requests, samples, spec=make_spec()))
-    return summarise(base), summarise(cand, pair_requests(base, cand).pairs)
+    return summarise(base), summarise(cand, pair_requests(base, cand))
 
 
 def test_scores_are_told_by_length_and_depth_of_the_answer():
