@@ -169,10 +169,20 @@ def kill_once(
     victim = kill(evalgate, victim, rng)
     wait(process, ENDED_S)
     _, alive = psutil.wait_procs(tree, timeout=ENDED_S if victim != VICTIMS[2] else 25.0)
+    left = {p.pid for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE}
+    try:
+        return examine(run, folder, victim, left, stub)
+    finally:
+        for pid in left:
+            with suppress(psutil.Error):
+                psutil.Process(pid).kill()
+
+
+def examine(run: Path, folder: Path, victim: str, left: set[int], stub: bool) -> Outcome | None:
+    """What the kill left on disk and running, and how the resume went."""
     if not (run / "run.json").exists():
         return None
     faults = []
-    left = {p.pid for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE}
     if left and victim != VICTIMS[2]:
         faults.append(f"processes left: {sorted(left)}")
     if missed := left - set(find_leftovers()):
@@ -185,9 +195,6 @@ def kill_once(
     if json.loads((run / "run.json").read_text())["status"] == "complete":
         return None
     faults += resume(folder, run, left)
-    for pid in left:
-        with suppress(psutil.Error):
-            psutil.Process(pid).kill()
     after = read_lines(run)
     faults += [
         f"{name} lost lines" for name, kept in before.items() if after[name][: len(kept)] != kept

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import subprocess
@@ -28,6 +27,18 @@ import evalgate
 
 PROMPT_TOKENS = 32
 LIMIT_S = 240
+# What `vllm bench serve` does, without its entry point: that of the CPU build asks for the version
+# of a package called vllm, which this build is not.
+VLLM_BENCH_SERVE = (
+    "import argparse; from vllm.benchmarks import serve; parser = argparse.ArgumentParser(); "
+    "serve.add_cli_args(parser); serve.main(parser.parse_args())"
+)
+
+
+class ToolError(Exception):
+    """A rival did not come to its end: its row is left out, the others are measured."""
+
+
 Medians = tuple[float, float]  # of TTFT and TPOT, in ms
 Tool = Callable[[str, int, Path], Medians]
 
@@ -40,11 +51,12 @@ def run_evalgate(base_url: str, requests: int, folder: Path) -> Medians:
 def build_vllm(python: str, tokenizer: str) -> Tool:
     def run(base_url: str, requests: int, folder: Path) -> Medians:
         call(
-            f"{python} -m vllm.entrypoints.cli.main bench serve --backend openai --base-url "
-            f"{base_url} --endpoint /v1/completions --model {MODEL} --tokenizer {tokenizer} "
-            f"--dataset-name random --random-input-len {PROMPT_TOKENS} --random-output-len "
-            f"{TOKENS} --num-prompts {requests} --max-concurrency 1 --ready-check-timeout-sec 0 "
-            f"--disable-tqdm --save-result --result-dir {folder} --result-filename vllm.json",
+            [python, "-c", VLLM_BENCH_SERVE],
+            f"--backend openai --base-url {base_url} --endpoint /v1/completions --model {MODEL} "
+            f"--tokenizer {tokenizer} --dataset-name random --random-input-len {PROMPT_TOKENS} "
+            f"--random-output-len {TOKENS} --num-prompts {requests} --max-concurrency 1 "
+            "--ready-check-timeout-sec 0 --disable-tqdm --save-result "
+            f"--result-dir {folder} --result-filename vllm.json",
             folder,
         )
         found = json.loads((folder / "vllm.json").read_text())
@@ -56,7 +68,8 @@ def build_vllm(python: str, tokenizer: str) -> Tool:
 def build_guidellm(command: str, tokenizer: str) -> Tool:
     def run(base_url: str, requests: int, folder: Path) -> Medians:
         call(
-            f"{command} run --backend kind=openai_http,target={base_url},model={MODEL},"
+            [command],
+            f"run --backend kind=openai_http,target={base_url},model={MODEL},"
             f"request_format=/v1/completions --profile kind=synchronous --constraint "
             f"kind=max_requests,count={requests} --tokenizer kind=hf_auto,model={tokenizer} "
             f"--data kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={TOKENS} "
@@ -75,7 +88,8 @@ def build_guidellm(command: str, tokenizer: str) -> Tool:
 def build_aiperf(command: str, tokenizer: str) -> Tool:
     def run(base_url: str, requests: int, folder: Path) -> Medians:
         call(
-            f"{command} profile --model {MODEL} --url {base_url} --endpoint-type completions "
+            [command],
+            f"profile --model {MODEL} --url {base_url} --endpoint-type completions "
             f"--streaming --concurrency 1 --request-count {requests} --tokenizer {tokenizer} "
             f"--synthetic-input-tokens-mean {PROMPT_TOKENS} --synthetic-input-tokens-stddev 0 "
             f"--output-tokens-mean {TOKENS} --output-tokens-stddev 0 --artifact-dir "
@@ -90,20 +104,20 @@ def build_aiperf(command: str, tokenizer: str) -> Tool:
     return run
 
 
-def call(command: str, folder: Path) -> None:
-    """Run a tool. What it said goes with the error when it fails."""
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+def call(command: list[str], arguments: str, folder: Path) -> None:
+    """Run a tool. Raises ToolError with what it said when it fails."""
     done = subprocess.run(
-        command.split(),
+        [*command, *arguments.split()],
         cwd=folder,
-        env=env,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
         check=False,
     )
     if done.returncode != 0:
-        sys.exit(f"{command}\nended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+        raise ToolError(
+            f"{command[0]} {arguments}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
 
 
 def read_version(python: str, package: str) -> str:
@@ -115,6 +129,18 @@ def read_version(python: str, package: str) -> str:
 def find_python(command: str) -> str:
     """The interpreter beside a command of its environment."""
     return str(Path(command).with_name("python"))
+
+
+def compare(run: Tool, tpot_s: float, requests: int, folder: Path) -> dict[str, float]:
+    """Medians by the server's notes, and the tool's less those, in ms."""
+    with launch_stub(tpot_s, str(folder)) as server:
+        seen_ms = run(server.base_url, requests, folder)
+        truth = read_truth(server.base_url, requests)
+    row = {}
+    for name, seen, true_s in zip(("ttft", "tpot"), seen_ms, truth, strict=True):
+        true = statistics.median(true_s) * 1000
+        row |= {f"true_{name}_ms": round(true, 4), f"{name}_error_ms": round(seen - true, 4)}
+    return row
 
 
 def main() -> None:
@@ -145,19 +171,12 @@ def main() -> None:
         for tpot_s in TPOTS_S:
             for tool, run in tools.items():
                 folder = Path(tempfile.mkdtemp(dir=name))
-                with launch_stub(tpot_s, str(folder)) as server:
-                    ttft_ms, tpot_ms = run(server.base_url, args.requests, folder)
-                    truth = read_truth(server.base_url, args.requests)
-                true_ttft_ms, true_tpot_ms = (statistics.median(x) * 1000 for x in truth)
-                row = {
-                    "tool": tool,
-                    "asked_tpot_ms": tpot_s * 1000,
-                    "true_ttft_ms": round(true_ttft_ms, 4),
-                    "ttft_error_ms": round(ttft_ms - true_ttft_ms, 4),
-                    "true_tpot_ms": round(true_tpot_ms, 4),
-                    "tpot_error_ms": round(tpot_ms - true_tpot_ms, 4),
-                }
-                rows.append(row)
+                try:
+                    row = compare(run, tpot_s, args.requests, folder)
+                except (ToolError, subprocess.TimeoutExpired) as exc:
+                    print(f"{tool}: {exc}", file=sys.stderr)
+                    continue
+                rows.append({"tool": tool, "asked_tpot_ms": tpot_s * 1000, **row})
                 print(
                     f"{tool:28s}{tpot_s * 1000:>11g}{row['true_ttft_ms']:11.3f}"
                     f"{row['ttft_error_ms']:9.3f}{row['true_tpot_ms']:11.4f}"

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from time import perf_counter_ns
 from types import TracebackType
@@ -144,9 +144,9 @@ class Client:
         request = self._http.build_request("POST", path, json=body)
         try:
             try:
-                return self._stream(request)
+                return self._hide_key(self._stream(request))
             except _LostConnectionError:
-                return self._stream(request)
+                return self._hide_key(self._stream(request))
         except _LostConnectionError as exc:
             failure = StreamError("connect", str(exc))
         except StreamError as exc:
@@ -423,7 +423,7 @@ class Client:
         if len(answer) > MAX_BODY_BYTES:
             raise ServerAnswerError(f"{self.base_url}{path} is longer than {MAX_BODY_BYTES} bytes")
         if response.status_code == 200:
-            return answer
+            return answer.replace(self._api_key.encode(), b"***") if self._api_key else answer
         text = answer[:MAX_ERROR_BYTES].decode("utf-8", "replace")
         message = self._clean(_find_error_message(_parse_json(text)) or text.strip())
         kind = (
@@ -440,6 +440,16 @@ class Client:
                 f"no answer from {self.base_url}{path} ({self._clean(str(exc) or repr(exc))}): is "
                 "the server running, and is the address right?"
             ) from None
+
+    def _hide_key(self, done: Generation) -> Generation:
+        """The answer as it may be stored, as a far end may well repeat what it was sent."""
+        key = self._api_key
+        if not key or key not in f"{done.text}{done.reasoning_text}":
+            return done
+        text, reasoning = (
+            part and part.replace(key, "***") for part in (done.text, done.reasoning_text)
+        )
+        return replace(done, text=text, reasoning_text=reasoning)
 
     def _clean(self, message: str) -> str:
         """A far end's words as they may be stored: short, valid text, without our key."""

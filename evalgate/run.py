@@ -5,6 +5,7 @@ What happens inside a block is in ``block``; a verdict is not formed here.
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import time
@@ -28,6 +29,7 @@ from evalgate.spec import (
     build_spec,
     compute_spec_sha256,
     render_spec,
+    restore_secrets,
 )
 from evalgate.stopping import MIN_LAUNCHES, Stopping
 from evalgate.store import RunWriter, load_run
@@ -118,6 +120,9 @@ def resume(
         )
     if stored.run.status == "complete":
         raise UsageError(f"{out_dir} is complete: there is nothing to resume")
+    if compute_spec_sha256(stored.run.spec) != stored.run.spec_sha256:
+        raise UsageError(f"{out_dir}: the spec in run.json is not the one it began with: run anew")
+    own = spec or restore_secrets(own, os.environ)
     warnings = _warn(own, out_dir, progress)
     model_path = resolve_model(own, progress)
     writer = RunWriter.reopen(out_dir)
@@ -131,7 +136,8 @@ def resume(
             seen |= {launch.block for launch in arm.launches}
             live.launches = list(arm.launches)
             live.evidence = [e for e in arm.evidence if e.block in state.done]
-            live.environment = arm.environment
+            if arm.launches:  # else nobody has asked its interpreter yet
+                live.environment = arm.environment
     state.excluded = sorted(seen - set(state.done))
     state.replayed = {f.arm for f in stored.fidelity if f.block in state.done}
     if (begun := extra.get("sequential")) is not None:

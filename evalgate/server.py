@@ -7,7 +7,6 @@ server runs below a ``supervisor`` process, which ends it when evalgate is gone.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -28,7 +27,9 @@ from evalgate.gpu import open_nvml
 from evalgate.leftovers import OWNER_VARIABLE, build_owner, make_folder
 from evalgate.memory import check_memory, read_memory
 from evalgate.memory import parse_memory_fraction as _parse_memory_fraction
+from evalgate.redaction import redact_args, redact_env
 from evalgate.server_log import explain_log, find_last_line
+from evalgate.store import refuse_links
 
 __all__ = ["LaunchPlan", "Server", "check_memory", "explain_log", "read_memory"]
 
@@ -40,8 +41,6 @@ LAST_S = 5.0  # for killed processes to be gone
 GPU_RELEASE_S = 30.0
 POLL_S = 0.2
 MAX_LOG_BYTES = 4 * 1024 * 1024  # the end of a log that is read for its cause
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
-REMOVED = "(removed)"
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ class Server:
         self.port = port
         self.base_url = f"http://{plan.host}:{port}"
         self.pid = supervisor.pid
-        self.command = _redact_command(_build_command(plan, port))
-        self.env = {k: REMOVED if SECRET.search(k) else v for k, v in plan.env.items()}
+        self.command = redact_args(_build_command(plan, port))
+        self.env = redact_env(plan.env)
         self.started_at = datetime.now(UTC).isoformat()
         self.cold_start_s: float | None = None
         self._supervisor = supervisor
@@ -112,7 +111,8 @@ class Server:
     def _spawn(cls, plan: LaunchPlan, port: int) -> Server:
         env = {**os.environ, **plan.env, OWNER_VARIABLE: build_owner()}
         try:
-            log = open(plan.log_path, "ab")  # noqa: SIM115 closed below, the child keeps its own
+            # Closed below, the child keeps its own.
+            log = open(plan.log_path, "ab", opener=refuse_links)  # noqa: SIM115
         except OSError as exc:
             raise StorageError(
                 f"cannot write the log {plan.log_path}: {exc.strerror}; choose a folder that can "
@@ -282,18 +282,6 @@ def _build_command(plan: LaunchPlan, port: int) -> list[str]:
     }
     pairs = [part for pair in flags.items() for part in pair]
     return [plan.python, "-m", plan.module, *pairs, *plan.args]
-
-
-def _redact_command(command: list[str]) -> list[str]:
-    """The command as stored: values of flags that name a secret removed."""
-    shown: list[str] = []
-    hide_next = False
-    for part in command:
-        flag, equals, _ = part.partition("=")
-        secret = flag.startswith("--") and re.search(r"(api-key|hf-token|password|secret)$", flag)
-        shown.append(REMOVED if hide_next else f"{flag}={REMOVED}" if secret and equals else part)
-        hide_next = bool(secret) and not equals
-    return shown
 
 
 def _get_family(host: str) -> socket.AddressFamily:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evalgate.errors import SpecError
 from evalgate.records import compute_canonical_json, describe_validation_error
+from evalgate.redaction import REMOVED, is_secret_flag, is_secret_variable, redact_env
 
 BASELINE = "baseline"
 CANDIDATE = "candidate"
@@ -58,7 +61,7 @@ class ArmSpec(SpecModel):
     """One arm: attach to ``base_url``, or launch with ``python``, ``args``, ``env``, ``patch``.
 
     ``api_key_env`` names the environment variable that holds the key; the key itself never enters
-    a spec or a record.
+    a record. Neither does a secret of ``env``, by the look of its name.
     """
 
     base_url: str | None = None
@@ -81,11 +84,18 @@ class ArmSpec(SpecModel):
             )
         if self.base_url is not None and not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url {self.base_url!r} must start with http:// or https://")
+        if self.base_url is not None and "@" in urlsplit(self.base_url).netloc:
+            raise ValueError("base_url holds a password: name the key's variable in api_key_env")
         if self.patch is not None and self.patch not in PATCHES:
             raise ValueError(f"patch {self.patch!r} is unknown; known: {', '.join(PATCHES)}")
         for arg in self.args:
             if arg.split("=", 1)[0] in MODEL_FLAGS:
                 raise ValueError(f"{arg!r} is set by evalgate: remove it from args")
+            if is_secret_flag(arg):
+                raise ValueError(
+                    f"{arg.partition('=')[0]} shows its value to every user of the machine and to "
+                    "vLLM's log: remove it from args and set its variable (HF_TOKEN) in env"
+                )
         return self
 
 
@@ -249,8 +259,29 @@ def build_spec(data: dict[str, Any], where: str) -> Spec:
 
 
 def render_spec(spec: Spec) -> dict[str, Any]:
-    """The spec as resolved, as it is stored in run.json."""
-    return spec.model_dump(mode="json", exclude_none=True)
+    """The spec as resolved, as it is stored in run.json: without its secrets."""
+    data = spec.model_dump(mode="json", exclude_none=True)
+    for arm in data["arms"].values():
+        arm["env"] = redact_env(arm["env"])
+    return data
+
+
+def restore_secrets(spec: Spec, env: Mapping[str, str]) -> Spec:
+    """A stored spec ready to run: a server inherits from ``env`` what was removed from its own.
+
+    Raises SpecError when it is not there.
+    """
+    arms = {}
+    for name, arm in spec.arms.items():
+        removed = {k for k, v in arm.env.items() if v == REMOVED and is_secret_variable(k)}
+        if missing := sorted(removed - env.keys()):
+            raise SpecError(
+                f"arms.{name}.env.{missing[0]} is a secret, which no run stores: export "
+                f"{missing[0]}, or name the spec beside --resume"
+            )
+        kept = {k: v for k, v in arm.env.items() if k not in removed}
+        arms[name] = arm.model_copy(update={"env": kept})
+    return spec.model_copy(update={"arms": arms})
 
 
 def compute_spec_sha256(resolved: dict[str, Any]) -> str:

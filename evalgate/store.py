@@ -128,7 +128,7 @@ class RunWriter:
         """
         temporary = self.path / f"{RUN_FILE}.tmp"
         try:
-            with open(temporary, "wb") as file:
+            with open(temporary, "wb", opener=refuse_links) as file:
                 file.write(render_record(run).encode("utf-8", "replace") + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -146,7 +146,9 @@ class RunWriter:
         try:
             if name not in self._files:
                 # Unbuffered: each line is with the system at once, and closing cannot fail.
-                self._files[name] = open(self.path / name, "ab", buffering=0)  # noqa: SIM115
+                self._files[name] = open(  # noqa: SIM115
+                    self.path / name, "ab", buffering=0, opener=refuse_links
+                )
             data = line.encode("utf-8", "replace") + b"\n"
             while data:  # a disk that fills up takes a part, and refuses the rest
                 data = data[self._files[name].write(data) :]
@@ -155,7 +157,7 @@ class RunWriter:
 
     def _cut_torn_line(self, name: str) -> None:
         try:
-            with open(self.path / name, "r+b") as file:
+            with open(self.path / name, "r+b", opener=refuse_links) as file:
                 size = file.seek(0, os.SEEK_END)
                 keep, step = size, 64 * 1024
                 while keep > 0:
@@ -283,6 +285,11 @@ def _parse(raw: bytes, where: str) -> Any:
         raise EvidenceError(f"{where}: not UTF-8 ({exc.reason} at byte {exc.start})") from None
     except RecursionError:
         raise EvidenceError(f"{where}: nested too deeply to be ours") from None
+
+
+def refuse_links(path: str, flags: int) -> int:
+    """An opener: a folder from someone else may hold a link that leads out of it."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _lock_folder(path: Path) -> int | None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from evalgate.compare import ArmView, view, views_of_run
-from evalgate.errors import EXIT_FAIL, EXIT_INVALID, EXIT_PASS, PolicyError
+from evalgate.errors import EXIT_FAIL, EXIT_INVALID, EXIT_PASS, PolicyError, StorageError
 from evalgate.gate import Verdict, judge
 from evalgate.policy import DEFAULT, Policy, parse_policy
 from evalgate.records import Run, StoredRun
-from evalgate.store import load_run
+from evalgate.store import load_run, refuse_links
 
 SHIPPED_POLICIES = ("submission", "nightly")
 REPORT_FILES = {
@@ -111,7 +111,18 @@ def compute_calibration_exit(verdict: dict[str, Any]) -> int:
 
 
 def write_reports(folder: Path, rendered: dict[str, str]) -> Path:
-    """Write the reports beside the records and return the HTML page's path."""
+    """Write the reports beside the records and return the HTML page's path.
+
+    Raises StorageError when the disk is full or the folder read-only.
+    """
     for kind, text in rendered.items():
-        (folder / REPORT_FILES[kind]).write_text(text, encoding="utf-8")
+        path = folder / REPORT_FILES[kind]
+        try:
+            with open(path, "w", encoding="utf-8", opener=refuse_links) as file:
+                file.write(text)
+        except OSError as exc:
+            raise StorageError(
+                f"cannot write {path}: {exc.strerror}; the records are whole: free the disk, then "
+                f"evalgate report {folder}"
+            ) from None
     return folder / REPORT_FILES["html"]

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MEASURING = [
     {"errors"},
     {"metrics"},
-    {"records"},
+    {"records", "redaction"},
     {"spec"},
     {"sse", "routes", "progress", "embedded", "gpu", "server_log", "log_probs", "looks", "store"},
     {"leftovers"},

@@ -49,7 +49,7 @@ def text_chunk(text: str, ids: list[int] | None = None, finish: str | None = Non
     choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": finish}
     if ids is not None:
         choice["token_ids"] = ids
-    return sse({"choices": [choice]})
+    return sse({"object": "text_completion", "choices": [choice]})
 
 
 def chat_chunk(finish: str | None = None, **delta: str) -> bytes:
@@ -60,7 +60,7 @@ def usage_chunk(prompt: int, output: int, cached: int | None = None) -> bytes:
     usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": output}
     if cached is not None:
         usage["prompt_tokens_details"] = {"cached_tokens": cached}
-    return sse({"choices": [], "usage": usage})
+    return sse({"object": "text_completion", "choices": [], "usage": usage})
 
 
 DONE = sse("[DONE]")

@@ -477,6 +477,12 @@ def test_the_key_is_sent_and_never_comes_back_in_a_message(stub: StubServer) -> 
     assert stub.requests[-1][2]["Authorization"] == "Bearer sk-123"
 
 
+def test_a_server_that_repeats_the_key_does_not_get_it_stored(stub: StubServer) -> None:
+    stub.answers.append(plain_answer(["it is sk", "-123"]))
+    with Client(stub.base_url, stub.model, api_key="sk-123") as client:
+        assert client.generate([1], 4).text == "it is ***"
+
+
 def test_every_error_of_httpx_becomes_a_record() -> None:
     kinds = [
         kind

@@ -163,7 +163,29 @@ def test_no_server_outlives_a_killed_evalgate(tmp_path: Path) -> None:
     evalgate.wait()
     _, alive = psutil.wait_procs(tree, timeout=25)
     assert alive == []
-    assert find_leftovers() == []
+    assert not {process.pid for process in tree} & set(find_leftovers())
+
+
+def test_what_outlives_evalgate_and_supervisor_is_known(tmp_path: Path) -> None:
+    """Both killed in one blow: the server ends, a detached engine stays and is found."""
+    script = textwrap.dedent(LAUNCHER.format(here=str(HERE), tmp=str(tmp_path)))
+    evalgate = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert evalgate.stdout is not None
+    with evalgate.stdout as output:
+        supervisor = psutil.Process(int(output.readline()))
+    server, engine = supervisor.children(recursive=True)
+    evalgate.kill()
+    supervisor.kill()
+    evalgate.wait()
+    try:
+        psutil.wait_procs([supervisor, server], timeout=25)
+        assert not any(map(server_module._is_alive, (supervisor, server)))
+        assert {server.pid, engine.pid} & set(find_leftovers()) == {engine.pid}
+    finally:
+        engine.kill()
+        os.rmdir(find_folder(tmp_path))
 
 
 def test_a_failed_start_is_explained_from_the_log(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from evalgate.spec import (
     parse_batched_tokens,
     parse_spec,
     render_spec,
+    restore_secrets,
 )
 
 GOOD = """
@@ -54,6 +55,11 @@ def test_a_spec_resolves_to_the_same_spec_again():
             'args = ["--port", "1", "--max-num-batched-tokens", "4096"]',
             r"'--port' is set by evalgate",
         ),
+        (
+            'args = ["--max-num-batched-tokens", "4096"]',
+            'args = ["--hf-token", "t0p", "--max-num-batched-tokens", "4096"]',
+            r"--hf-token shows its value",
+        ),
         ('name = "s"', "name = ", r"not TOML"),
     ],
 )
@@ -91,3 +97,22 @@ def test_batched_tokens_are_read_in_both_spellings():
     assert parse_batched_tokens(["--max-num-batched-tokens=512"]) == 512
     assert parse_batched_tokens(["--max-num-batched-tokens", "many"]) is None
     assert parse_batched_tokens([]) is None
+
+
+def test_a_password_in_an_address_is_refused_unshown():
+    data = {"name": "s", "model": {"name": "m"}, "load": {"buckets": []}}
+    with pytest.raises(SpecError, match="api_key_env") as caught:
+        build_spec({**data, "arms": {"baseline": {"base_url": "http://me:t0p@far.example"}}}, "s")
+    assert "t0p" not in str(caught.value)
+
+
+def test_a_secret_is_not_stored_and_is_inherited_when_a_run_is_resumed():
+    env = 'env = { HF_TOKEN = "t0p", TOKENIZERS_PARALLELISM = "false" }\n[arms.candidate]'
+    spec = parse_spec(GOOD.replace("[arms.candidate]", env), "s.toml")
+    stored = build_spec(render_spec(spec), "run.json")
+    assert "t0p" not in str(render_spec(spec))
+    assert stored.arms["baseline"].env["TOKENIZERS_PARALLELISM"] == "false"
+    with pytest.raises(SpecError, match="export HF_TOKEN"):
+        restore_secrets(stored, {})
+    restored = restore_secrets(stored, {"HF_TOKEN": "t0p"})
+    assert restored.arms["baseline"].env == {"TOKENIZERS_PARALLELISM": "false"}

@@ -135,9 +135,9 @@ def test_a_run_that_ended_can_be_taken_up_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_clear_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_clear_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunWriter.create(tmp_path / "run", RUN) as writer:
-        (tmp_path / "run" / "samples.jsonl").symlink_to("/dev/full")
+        monkeypatch.setattr(store, "refuse_links", lambda path, flags: os.open("/dev/full", flags))
         with pytest.raises(StorageError, match=r"samples\.jsonl: No space left on device; free"):
             writer.append_sample(make_sample())
 
@@ -270,3 +270,16 @@ def test_half_a_surrogate_pair_does_not_stop_a_run(tmp_path: Path) -> None:
     with RunWriter.create(tmp_path / "run", RUN) as writer:
         writer.append_telemetry({"text": "a\ud83d"})
     assert load_telemetry(tmp_path / "run") == [{"text": "a?"}]
+
+
+def test_a_link_in_the_folder_does_not_lead_a_writer_out_of_it(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    with RunWriter.create(tmp_path / "r", RUN) as writer:
+        for name in ("requests.jsonl", "run.json.tmp"):
+            (tmp_path / "r" / name).symlink_to(outside)
+        with pytest.raises(StorageError, match=r"requests\.jsonl"):
+            writer.append_request(make_request())
+        with pytest.raises(StorageError, match=r"run\.json"):
+            writer.save_run(RUN)
+    assert outside.read_bytes() == b"mine"
