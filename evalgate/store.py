@@ -269,9 +269,6 @@ def _open_plain(path: Path, max_bytes: int) -> BinaryIO | None:
 def parse_line(kind: type[R], line: bytes, where: str) -> R:
     """One stored line as a record. Raises EvidenceError: place, key and value.
 
-
-
-def _parse(raw: bytes, where: str) -> Any:
     Pydantic reads sound JSON in one step, in half of the time; what it refuses goes the long way
     round, which finds the words for it. So does NaN, which it would let through inside ``extra``.
     """
@@ -279,6 +276,9 @@ def _parse(raw: bytes, where: str) -> Any:
         with suppress(ValidationError):
             return kind.model_validate_json(line)
     return parse_record(kind, _parse(line, where), where)
+
+
+def _parse(raw: bytes, where: str) -> Any:
     try:
         return parse_json(raw.decode("utf-8"), where)
     except UnicodeDecodeError as exc:
