@@ -1,15 +1,15 @@
 """What an output looks like, apart from its score: flags that a mean would hide.
 
-``truncated``, ``repetition`` (a loop) and ``script_change``. Knows no task; the numbers
-below were set on loops of real decoding failures (one word or one sentence until the budget ends)
-and on prose, tables and numbered lists that must stay unflagged.
+``truncated``, ``repetition`` (a loop), ``script_change``, ``language_change``. Knows no task; the
+numbers below were set on loops of real decoding failures (one word or one sentence until the budget
+ends) and on prose, tables and numbered lists that must stay unflagged.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -27,7 +27,25 @@ NGRAM_MIN_DISTINCT_SHARE = 0.5
 LONG_WORD_CHARS = 40  # a longer "word" is looked at by its characters: "ababab..."
 SCRIPT_MIN_LETTERS = 5
 SCRIPT_MIN_SHARE = 0.2
+LANGUAGE_MIN_WORDS = 20
+LANGUAGE_MIN_SHARE = 0.12  # of the words are the language's own small words
+LANGUAGE_MIN_LEAD = 1.5  # times as many as of the next language, else it is not known
 
+# Small words that prose of a language cannot do without, and that its neighbours use less.
+_SMALL_WORDS = {
+    "English": "the of and to was that for with are by were it this from which",
+    "French": "le les des est et dans une pour qui sur avec du pas aux sont",
+    "German": "der die und das ist nicht ein eine mit den von zu auf für im",
+    "Spanish": "el los las y es una por para del se como más su al fue",
+    "Italian": "il di che è per della non sono gli nel una le dei alla si",
+    "Portuguese": "o os uma não com para em do da é são pelo ao das foi",
+    "Dutch": "de het een van en dat niet op voor zijn te aan werd door",
+}
+_LANGUAGES_OF: dict[str, list[str]] = defaultdict(list)
+for _language, _words in _SMALL_WORDS.items():
+    for _word in _words.split():
+        _LANGUAGES_OF[_word].append(_language)
+_WORD = re.compile(r"[^\W\d_]+")
 _UNIT = re.compile(r"\w+|[^\w\s]")
 
 
@@ -40,6 +58,8 @@ def find_flags(output_text: str, references: Sequence[str], finish_reason: str |
         flags.append("repetition")
     if has_script_change(output_text, references):
         flags.append("script_change")
+    elif has_language_change(output_text, references):
+        flags.append("language_change")
     return flags
 
 
@@ -82,6 +102,27 @@ def has_script_change(text: str, references: Sequence[str]) -> bool:
     if not known or foreign < SCRIPT_MIN_LETTERS:
         return False
     return foreign >= SCRIPT_MIN_SHARE * sum(scripts.values())
+
+
+def has_language_change(text: str, references: Sequence[str]) -> bool:
+    """True when text and references are prose of two known languages of the Latin script.
+
+    Short texts, names and numbers have no language here, so only long outputs can be flagged.
+    """
+    wanted = find_language(" ".join(references))
+    found = find_language(text) if wanted is not None else None
+    return found is not None and found != wanted
+
+
+def find_language(text: str) -> str | None:
+    """The language whose small words stand out, None when there are few words or no clear lead."""
+    words = _WORD.findall(text.lower())
+    if len(words) < LANGUAGE_MIN_WORDS:
+        return None
+    counts = Counter(language for word in words for language in _LANGUAGES_OF.get(word, ()))
+    (first, most), (_, next_most) = [*counts.most_common(2), (None, 0), (None, 0)][:2]
+    needed = max(LANGUAGE_MIN_SHARE * len(words), LANGUAGE_MIN_LEAD * next_most)
+    return first if most >= needed else None
 
 
 def _split_units(text: str) -> list[str]:

@@ -1,5 +1,5 @@
 import pytest
-from evalgate_tasks.flags import find_flags, has_repetition, has_script_change
+from evalgate_tasks.flags import find_flags, find_language, has_repetition, has_script_change
 
 LOOP = "the river runs to the sea and back again to the hills "
 PROSE = (
@@ -63,6 +63,72 @@ def test_a_loop_of_two_repeats_is_not_enough():
 )
 def test_an_output_in_a_script_of_no_reference_is_flagged(text, references, changed):
     assert has_script_change(text, references) is changed
+
+
+PROSES = {
+    "English": PROSE,
+    "French": (
+        "Le conseil s'est réuni en mars et a décidé de réparer la route qui longe la rivière. La "
+        "plupart des familles avaient un petit jardin, et les paysans vendaient de l'orge dans "
+        "les rues de la ville pour une somme modeste."
+    ),
+    "German": (
+        "Der Rat trat im März zusammen und beschloss, die Straße am Fluss auszubessern. Die "
+        "meisten Familien hatten einen Garten und verkauften Gerste auf dem Markt, und das war "
+        "nicht wenig."
+    ),
+    "Spanish": (
+        "El consejo se reunió en marzo y decidió reparar el camino que sigue el río. La mayoría "
+        "de las familias tenía un huerto y vendía cebada los días de mercado por una suma "
+        "modesta."
+    ),
+    "Italian": (
+        "Il consiglio si riunì in marzo e decise di riparare la strada che segue il fiume. Le "
+        "famiglie della valle avevano un orto e non vendevano che orzo nei giorni di mercato, per "
+        "una somma modesta."
+    ),
+    "Portuguese": (
+        "O conselho reuniu-se em março e decidiu reparar a estrada que segue o rio. Os moradores "
+        "da vila tinham uma horta e vendiam cevada em dias de feira, o que não era pouco para o "
+        "povo do vale."
+    ),
+    "Dutch": (
+        "De raad kwam in maart bijeen en besloot de weg langs de rivier te herstellen. De meeste "
+        "gezinnen hadden een tuin en verkochten gerst op de markt, en dat was niet weinig voor "
+        "een dorp."
+    ),
+}
+
+
+@pytest.mark.parametrize("language", PROSES)
+def test_prose_in_another_language_than_the_references_is_flagged(language):
+    text = PROSES[language]
+    assert find_language(text) == language
+    expected = [] if language == "English" else ["language_change"]
+    assert find_flags(text, [PROSE], "stop") == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "La mairie de Paris",  # too short to tell
+        "Arden Belford Calderbrook Dunmere Elderfell " * 5,  # names
+        "12 of 40 " * 10,
+    ],
+)
+def test_what_has_no_language_is_not_flagged(text):
+    assert find_language(text) is None
+    assert "language_change" not in find_flags(text, [PROSE], "stop")
+
+
+def test_an_answer_in_prose_to_a_reference_of_one_word_is_not_flagged():
+    assert find_flags(PROSES["French"], ["Paris"], "stop") == []
+
+
+def test_another_script_is_a_script_change_alone():
+    russian = "Совет собрался в марте и решил починить дорогу вдоль реки. " * 2
+    assert find_flags(russian, [PROSE], "stop") == ["script_change"]
 
 
 def test_a_finish_by_length_is_truncated():
