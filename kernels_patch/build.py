@@ -2,12 +2,12 @@
 
 Run by the package's own build (``setup.py``, so by every ``pip install``), and by hand after a
 change of the sources: ``python -m kernels_patch.build``. The library holds the kernels for every
-instruction set of the architecture and the hash of the sources; ``native`` refuses a library whose
+instruction set of the architecture and the hash of the sources; ``library`` refuses one whose
 hash is not that of the sources beside it. Standard library only: the build imports this file by
 its path, before the package exists.
 
 The library is linked against no OpenMP runtime on purpose: its symbols are taken from the one that
-torch has loaded (``native.load``), so that a process has one pool of threads.
+torch has loaded (``library``), so that a process has one pool of threads.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _COMMON = (
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, *(f"-mavx512{x}" for x in ("f", "bw", "vl", "dq", "vnni")))
 _X86_SETS = {"avx2": _AVX2, "avx512": (*_AVX512, "-mprefer-vector-width=512")}
-ARM_SETS = {"dotprod": ("-march=armv8.2-a+dotprod",)}
-_SETS = {"x86_64": _X86_SETS, "AMD64": _X86_SETS, "aarch64": ARM_SETS}
+_ARM_SETS = {"dotprod": ("-march=armv8.2-a+dotprod",)}
+_SETS = {"x86_64": _X86_SETS, "AMD64": _X86_SETS, "aarch64": _ARM_SETS}
 
 
 class BuildError(Exception):
@@ -55,6 +55,11 @@ def hash_sources(package: Path = PACKAGE) -> str:
     return digest.hexdigest()
 
 
+def list_sets(machine: str) -> dict[str, tuple[str, ...]]:
+    """Names of the instruction sets that are built for ``machine``, and the flags of each."""
+    return {"portable": (), **_SETS.get(machine, {})}
+
+
 def compile_library(
     target: Path,
     package: Path = PACKAGE,
@@ -67,12 +72,11 @@ def compile_library(
     this machine is found. Raises BuildError.
     """
     compiler = compiler or _find_compiler()
-    sets = {"portable": (), **_SETS.get(machine, {})}
     with tempfile.TemporaryDirectory() as scratch:
         objects = [Path(scratch) / "native.o"]
         define = f'-DKP_SOURCE_HASH="{hash_sources(package)}"'
         _run(compiler, *_COMMON, define, "-c", package / "native.cpp", "-o", objects[0])
-        for name, flags in sets.items():
+        for name, flags in list_sets(machine).items():
             objects.append(Path(scratch) / f"tiles_{name}.o")
             names = (f"-DKP_TILES=kp_tiles_{name}", f'-DKP_TILES_NAME="{name}"')
             source = package / "tiles.cpp"

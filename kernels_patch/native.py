@@ -1,9 +1,8 @@
 """The compiled kernels as Python functions over torch CPU tensors.
 
-``load`` finds the library that the package's build compiled, refuses a missing, stale or unloadable
-one with ``NativeUnavailable`` (it never serves anything else instead), and returns the kernels of
-one instruction set. Shapes, types and strides are checked here, so that the C++ can trust them.
-Routes, counters and vLLM are unknown here; arithmetic is in tiles.cpp, paging in native.cpp.
+``load`` returns the kernels of one instruction set of the library that ``library`` opens. Shapes,
+types and strides are checked here, so that the C++ can trust them. Routes, counters and vLLM are
+unknown here; arithmetic is in tiles.cpp, paging in native.cpp.
 
 Shapes: query and out [tokens, Hq, D], key and value [tokens, Hkv, D], float32 or bfloat16, last
 axis contiguous, other strides free; kv_cache int8 [blocks, Hkv, block_size, 2*D + 8], each (block,
@@ -17,12 +16,11 @@ import ctypes
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 
-from kernels_patch import build
 from kernels_patch.layout import SCALE_BYTES
+from kernels_patch.library import NativeUnavailable, load_library
 
 GROUP_TOKENS = 32
 GRANULE_TOKENS = 32
@@ -31,44 +29,6 @@ ISA_VARIABLE = "KERNELS_PATCH_ISA"
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _SLOT_OUT_OF_RANGE = 2  # native.cpp's Status
-_REBUILD = "run `python -m kernels_patch.build` (or install the package again)"
-
-_I32, _I64, _PTR, _F32 = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-_ROWS = (_PTR, _I64, _I64)
-_CACHE = (_PTR, _I64, _I64, _I64, _I32, _I32, _I32)
-_SIGNATURES = {
-    "kp_source_hash": (ctypes.c_char_p, ()),
-    "kp_n_sets": (_I32, ()),
-    "kp_set_name": (ctypes.c_char_p, (_I32,)),
-    "kp_set_supported": (_I32, (_I32,)),
-    "kp_workspace_bytes": (_I64, ()),
-    "kp_max_threads": (_I32, ()),
-    "kp_write_kv": (_I32, (_I32, *_ROWS, *_ROWS, _I32, *_CACHE, _PTR, _I64)),
-    "kp_decode": (
-        _I32,
-        (_I32, *_ROWS, _I32, *_CACHE, _PTR, _I64, _PTR, _I32, _I32, _F32, _I32, *_ROWS, _I32),
-    ),
-    "kp_write_and_decode": (
-        _I32,
-        (
-            *(_I32, *_ROWS, _I32, *_ROWS, *_ROWS, *_CACHE),
-            *(_PTR, _I64, _PTR, _I64, _PTR, _I32, _I32, _F32, _I32, *_ROWS),
-        ),
-    ),
-    "kp_first_chunk": (
-        _I32,
-        (_I32, *(*_ROWS, _I32) * 3, _PTR, *(_I32,) * 4, _F32, *_ROWS, _I32),
-    ),
-    "kp_solve": (_I32, (_I32, *(_PTR,) * 6, _I32, _I32, _I32, _F32)),
-    "kp_prefix": (
-        _I32,
-        (_I32, *_ROWS, _I32, *_CACHE, _PTR, _I64, _PTR, _PTR, _I32, _I32, _F32, _I32, *_ROWS, _I32),
-    ),
-}
-
-
-class NativeUnavailable(Exception):  # noqa: N818 (a state of the machine, not a fault of the caller)
-    """The compiled kernels cannot serve here; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +281,7 @@ def load(isa: str | None = None) -> NativeKernels:
     Raises NativeUnavailable when the library is missing, was built from other sources, does not
     load, or has no kernels of the wanted set for this CPU.
     """
-    library = _library()
+    library = load_library()
     names = {}
     for index in range(library.kp_n_sets()):
         if library.kp_set_supported(index):
@@ -336,67 +296,12 @@ def load(isa: str | None = None) -> NativeKernels:
 
 def list_instruction_sets() -> list[str]:
     """Names of the sets that this CPU can run, best first. Raises NativeUnavailable."""
-    library = _library()
+    library = load_library()
     return [
         library.kp_set_name(index).decode()
         for index in range(library.kp_n_sets())
         if library.kp_set_supported(index)
     ]
-
-
-@lru_cache
-def _library() -> ctypes.CDLL:
-    return open_library(build.PACKAGE / build.LIBRARY)
-
-
-def open_library(path: Path, package: Path = build.PACKAGE) -> ctypes.CDLL:
-    """Open and type one library, built from ``package``. Raises NativeUnavailable, as ``load``."""
-    if not path.exists():
-        raise NativeUnavailable(
-            f"the kernels were not compiled ({path.name} is missing; the build found no C++ "
-            f"compiler?): {_REBUILD}"
-        )
-    try:
-        ctypes.CDLL(find_openmp(), mode=ctypes.RTLD_GLOBAL)  # ours takes its symbols from there
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeUnavailable(f"{path.name} does not load ({error}): {_REBUILD}") from error
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name, None)
-        if function is None:
-            raise NativeUnavailable(f"{path.name} has no function {name}: {_REBUILD}")
-        function.restype, function.argtypes = result, arguments
-    if library.kp_source_hash().decode() != build.hash_sources(package):
-        raise NativeUnavailable(f"{path.name} was built from other sources: {_REBUILD}")
-    return library
-
-
-def find_openmp() -> str:
-    """Path of the OpenMP runtime that torch runs on. Raises NativeUnavailable.
-
-    Other packages map private copies of one (sentencepiece does), so a name in the process's maps
-    proves nothing: this is where the dynamic linker finds the symbol from torch's library on.
-    """
-    torch_cpu = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    found = _SymbolInfo()
-    try:
-        function = ctypes.CDLL(str(torch_cpu)).omp_get_max_threads
-        if not ctypes.CDLL(None).dladdr(function, ctypes.byref(found)):
-            raise OSError("dladdr does not know omp_get_max_threads")
-    except (OSError, AttributeError) as error:
-        raise NativeUnavailable(f"no OpenMP runtime to share with torch: {error}") from error
-    return os.fsdecode(found.path)
-
-
-class _SymbolInfo(ctypes.Structure):
-    """``Dl_info`` of dlfcn.h."""
-
-    _fields_ = (
-        ("path", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
 
 
 def _row_arguments(name: str, rows: torch.Tensor) -> tuple[int, int, int, int]:

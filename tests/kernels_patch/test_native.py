@@ -1,17 +1,20 @@
 """The compiled kernels, every instruction set that this CPU has, against the scheme in float64."""
 
 import itertools
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
+import emulated
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels_patch import build, check, native, reference
+from kernels_patch import build, check, library, native, reference
 from kernels_patch.check import Case
 
 EDGES = (1, 2, 31, 32, 33, 63, 65, 127, 128, 129, 255, 256, 257, 385, 511, 512, 513)
@@ -43,6 +46,15 @@ def test_every_length_around_a_boundary_agrees_with_the_scheme(kernels, block_si
 @pytest.mark.parametrize("shared", [1, 2, 3, 4, 5, 7, 8])
 def test_every_head_size_and_group_of_heads_agrees_with_the_scheme(kernels, head_dim, shared):
     assert_passes(kernels, Case("heads", 2 * shared, 2, head_dim, 64, ((1, 70), (9, 135))))
+
+
+@pytest.mark.parametrize("isa", native.list_instruction_sets())
+def test_products_and_sums_of_every_pair_of_bytes_are_exact(isa, tmp_path):
+    flags = build.list_sets(platform.machine())[isa]
+    compiler = os.environ.get("CXX", "g++")
+    program = emulated.HERE / "dots.cpp"
+    target = emulated.compile_program(program, tmp_path / "dots", *flags, compiler=compiler)
+    subprocess.run([target], check=True)
 
 
 def test_bfloat16_in_and_out_agrees_with_the_scheme(kernels):
@@ -252,11 +264,11 @@ def test_an_unusable_tensor_is_named(change, message):
 def test_threads_are_those_of_torch_although_another_runtime_was_mapped_first():
     code = """
 import sentencepiece, torch
-from kernels_patch import native
+from kernels_patch import library, native
 for n in (3, 1):
     torch.set_num_threads(n)
-    assert native.load().max_threads == n, native.find_openmp()
-assert "/torch" in native.find_openmp()
+    assert native.load().max_threads == n, library.find_openmp()
+assert "/torch" in library.find_openmp()
 assert sum("libgomp" in line and "r-x" in line for line in open("/proc/self/maps")) == 2
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -281,7 +293,7 @@ def test_the_environment_chooses_the_instruction_set():
 
 def test_a_missing_library_says_how_to_build_it(tmp_path):
     with pytest.raises(native.NativeUnavailable, match=r"python -m kernels_patch\.build"):
-        native.open_library(tmp_path / "none.so")
+        library.open_library(tmp_path / "none.so")
 
 
 def copy_sources(target: Path) -> Path:
@@ -295,7 +307,7 @@ def test_a_library_of_other_sources_is_refused_as_stale(tmp_path):
     with (package / "tiles.cpp").open("a") as source:
         source.write("// changed\n")
     with pytest.raises(native.NativeUnavailable, match="built from other sources"):
-        native.open_library(build.PACKAGE / build.LIBRARY, package)
+        library.open_library(build.PACKAGE / build.LIBRARY, package)
 
 
 def test_a_build_without_a_compiler_says_so(tmp_path, monkeypatch):

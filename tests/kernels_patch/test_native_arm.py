@@ -4,8 +4,7 @@ import emulated
 import pytest
 import torch
 
-from kernels_patch import check
-from kernels_patch.build import ARM_SETS
+from kernels_patch import build, check
 from kernels_patch.check import Case
 
 MISSING = emulated.find_missing_tool()
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.skipif(
     MISSING is not None,
     reason=f"{MISSING} is missing: install an Arm cross compiler and QEMU's user mode",
 )
-SETS = {"portable": (), **ARM_SETS}
+SETS = build.list_sets("aarch64")
 CASES = [  # emulation is slow: `kernels_patch.check` holds more for the processor at hand
     Case("edges", 6, 2, 40, 64, ((1, 31), (1, 129), (33, 33), (33, 65), (2, 257))),
     Case("bfloat16", 3, 1, 256, 32, ((1, 70), (5, 40)), torch.bfloat16),
