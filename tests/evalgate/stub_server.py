@@ -30,13 +30,18 @@ Step = bytes | float | None  # bytes to send, seconds to wait, None: cut the con
 
 @dataclass
 class Answer:
-    """Steps in order. ``framing`` "chunked" ends the body properly, "close" by closing."""
+    """Steps in order. ``framing`` "chunked" ends the body properly, "close" by closing.
+
+    With ``headers_first`` the head of the answer is sent at once, as vLLM does, else with the first
+    bytes of its body.
+    """
 
     steps: Sequence[Step]
     status: int = 200
     content_type: str = "text/event-stream"
     framing: str = "chunked"
     headers: dict[str, str] = field(default_factory=dict)
+    headers_first: bool = False
 
 
 def sse(data: Any) -> bytes:
@@ -103,7 +108,7 @@ class StubServer:
         self.connections = 0
         self.rpc: dict[str, list[Any]] = {}
         self.reset_body: Any = {"success": True}
-        # perf_counter_ns of each answer: when the request was read, then before each piece sent.
+        # perf_counter_ns of each answer: when its request arrived, then before each piece sent.
         self.times: list[list[int]] = []
         self.on_answer: Callable[[str], None] | None = None  # called when all of one is sent
         stub = self
@@ -152,21 +157,24 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self.server_stub.connections += 1
 
+    def parse_request(self) -> bool:
+        self._arrived_ns = time.perf_counter_ns()  # the first line is read, the headers are not
+        return super().parse_request()
+
     def do_GET(self) -> None:
         self._serve({})
 
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length", 0))
         raw = self.rfile.read(length)
-        read_ns = time.perf_counter_ns()
-        self._serve(json.loads(raw) if raw else {}, read_ns)
+        self._serve(json.loads(raw) if raw else {})
 
-    def _serve(self, body: dict[str, Any], read_ns: int = 0) -> None:
+    def _serve(self, body: dict[str, Any]) -> None:
         stub = self.server_stub
         path = self.path.split("?")[0]
         stub.requests.append((path, body, dict(self.headers)))
         if path in ("/v1/completions", "/v1/chat/completions"):
-            self._stream(stub.choose(body), read_ns)
+            self._stream(stub.choose(body))
             if stub.on_answer is not None:
                 stub.on_answer(path)
         elif path == "/v1/models":
@@ -198,8 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._json({"detail": "Not Found"}, 404)
 
-    def _stream(self, answer: Answer, read_ns: int) -> None:
-        times = [read_ns]
+    def _stream(self, answer: Answer) -> None:
+        times = [self._arrived_ns]
         self.server_stub.times.append(times)
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
@@ -209,7 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header(
             *(("Transfer-Encoding", "chunked") if chunked else ("Connection", "close"))
         )
-        started = False
+        started = answer.headers_first
+        if started:
+            self.end_headers()
         for step in answer.steps:
             if step is None:
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -249,7 +259,8 @@ def full_answer(pieces: Sequence[str], prompt_tokens: int, **timing: float) -> A
     for i, piece in enumerate(pieces):
         finish = "length" if i == len(pieces) - 1 else None
         steps += [timing["tpot_s" if i else "ttft_s"], text_chunk(piece, [i], finish)]
-    return Answer([*steps, usage_chunk(prompt_tokens, len(pieces), 0), DONE])
+    steps += [usage_chunk(prompt_tokens, len(pieces), 0), DONE]
+    return Answer(steps, headers_first=True)
 
 
 def count_prompt(body: dict[str, Any]) -> int:
