@@ -7,7 +7,6 @@ record is on disk as it comes. How servers come up and when a run is over is not
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,7 +33,7 @@ from evalgate.spec import BASELINE, PATCHES, Spec, parse_batched_tokens
 from evalgate.stopping import Stopping
 from evalgate.store import RunWriter
 from evalgate.tasks import Item, build_items
-from evalgate.telemetry import MachineSampler
+from evalgate.telemetry import MachineSampler, summarise_machine
 
 FIDELITY_WORK = 1.5  # of a prompt read again, once for each route
 OUTPUT_TOKEN_WORK = 30  # an output token costs about as much as this many prompt tokens
@@ -247,14 +246,6 @@ def _sample_machine(
     sample = sampler.sample(own)
     state.machine.append(sample)
     state.writer.append_telemetry({"block": block, "prompt_id": prompt_id, **sample})
-
-
-def summarise_machine(samples: Sequence[dict[str, Any]]) -> dict[str, float] | None:
-    """Cores that other processes used, mean and maximum; None without samples."""
-    used = [s["other_cpu_cores"] for s in samples if s.get("other_cpu_cores") is not None]
-    if not used:
-        return None
-    return {"other_cpu_cores_mean": sum(used) / len(used), "other_cpu_cores_max": max(used)}
 
 
 def _work(prompt_tokens: int, output_tokens: int) -> float:

@@ -33,6 +33,7 @@ from evalgate.verdicts import (
     REPORT_FILES,
     choose_policy,
     compute_calibration_exit,
+    describe_false_alarms,
     is_calibration,
     judge_run,
     list_open_rules,
@@ -120,6 +121,8 @@ def judge_measured(stored: StoredRun, folder: Path, noise: StoredRun | None, kin
     if kind == "text":
         load = report.describe_other_load(stored.run)
         noise_line = f"other processes took {load}\n" if load else ""
+        if is_calibration(stored.run) and verdict.status != "invalid":
+            noise_line = f"{describe_false_alarms(verdict.to_json())}\n{noise_line}"
         answer = f"{answer.rstrip()}\n\n{noise_line}records and reports: {folder} (open {page})"
     code = verdict.exit_code
     if is_calibration(stored.run):

@@ -25,21 +25,13 @@ from evalgate.environment import read_packages
 from evalgate.errors import EXIT_FAIL, EXIT_PASS, EvalgateError, ServerStartError
 from evalgate.preflight import Check, Finding, check_lengths, list_quick_checks
 from evalgate.spec import PATCHES, ArmSpec, Patch, Spec
-from evalgate.telemetry import MachineSampler
+from evalgate.telemetry import MachineSampler, name_slowdowns
 
 LOAD_S = 1.0  # for how long the machine is watched
 QUIET_CORES = 0.15  # that others may use before it is worth a warning
 PLUGIN_S = 180.0  # vLLM is imported, from a cold disk at worst
 KERNELS_S = 600.0
 GOVERNORS = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
-# Bits of NVML's clock event reasons that hold a clock down; idle and set clocks are none.
-SLOWDOWNS = {
-    0x04: "power cap",
-    0x08: "hardware slowdown",
-    0x20: "temperature (software)",
-    0x40: "temperature (hardware)",
-    0x80: "power brake",
-}
 
 # Run by the arm's interpreter as vLLM's own processes do it: found by entry point, filtered by
 # VLLM_PLUGINS, called. The plug-in may end the process; what it said then is on stderr.
@@ -211,13 +203,7 @@ def _read_cpu_s(process: psutil.Process) -> float:
 def check_clocks() -> Finding:
     """Is a GPU held down, or a processor allowed to save power?"""
     gpus = MachineSampler().sample([])["gpus"]
-    slow = [
-        f"GPU {i}: {reason}"
-        for i, gpu in enumerate(gpus or [])
-        for bit, reason in SLOWDOWNS.items()
-        if (gpu["throttle_reasons"] or 0) & bit
-    ]
-    if slow:
+    if slow := name_slowdowns(gpus):
         return Finding("warning", f"clocks are held down ({', '.join(slow)}): cool or free the GPU")
     governors = sorted({path.read_text().strip() for path in Path("/").glob(GOVERNORS[1:])})
     if set(governors) - {"performance"}:

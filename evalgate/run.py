@@ -233,13 +233,24 @@ def _run_block(state: RunState, block: int, sampler: MachineSampler) -> None:
     order = sorted(state.arms, key=lambda name: name != BASELINE)
     if len(state.done) % 2 == 1:
         order.reverse()
+    _cool_down(state)
     if state.spec.schedule.mode == "resident":
         with _serving(state, order, block) as live:
             measure_block(state, live, block, sampler)
     else:
-        for name in order:
+        for position, name in enumerate(order):
+            if position:
+                _cool_down(state)
             with _serving(state, [name], block) as live:
                 measure_block(state, live, block, sampler)
+
+
+def _cool_down(state: RunState) -> None:
+    """A machine warmed by one launch clocks lower in the next; nothing is warm before the first."""
+    seconds = state.spec.schedule.cooldown_s
+    if seconds and state.machine:
+        state.progress.say(f"cooling down for {seconds:g} s")
+        time.sleep(seconds)
 
 
 @contextmanager

@@ -107,7 +107,9 @@ class ModelSpec(SpecModel):
 
 
 class ScheduleSpec(SpecModel):
-    """When what runs. ``task_blocks``: in how many blocks, from the first, the tasks run."""
+    """When what runs. ``task_blocks``: in how many blocks, from the first, the tasks run;
+    ``cooldown_s``: how long the machine rests before each launch but the first.
+    """
 
     mode: Literal["resident", "alternating"] = "resident"
     blocks: Annotated[int, Field(ge=1)] = 1
@@ -115,6 +117,7 @@ class ScheduleSpec(SpecModel):
     warmup: Annotated[int, Field(ge=0)] = 2
     seed: int = 0
     task_blocks: Annotated[int, Field(ge=1)] = 1
+    cooldown_s: Annotated[float, Field(ge=0)] = 0.0
 
 
 class BucketSpec(SpecModel):

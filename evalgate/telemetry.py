@@ -7,13 +7,23 @@ machine only; judges nothing. What cannot be read is None.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import psutil
 
 from evalgate.gpu import open_nvml
+
+# Bits of NVML's clock event reasons that hold a clock down; idle and set clocks are none.
+SLOWDOWNS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "temperature (software)",
+    0x40: "temperature (hardware)",
+    0x80: "power brake",
+}
 
 
 class MachineSampler:
@@ -49,6 +59,33 @@ class MachineSampler:
             "memory_available_bytes": psutil.virtual_memory().available,
             "gpus": _read_gpus(),
         }
+
+
+def summarise_machine(samples: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """What run.json keeps of a run's samples; None without any that says something.
+
+    other_cpu_cores_mean and _max: cores that other processes used. slowdowns: the share of the GPU
+    samples in which a clock was held down, by GPU and reason.
+    """
+    used = [s["other_cpu_cores"] for s in samples if s.get("other_cpu_cores") is not None]
+    on_gpu = [s["gpus"] for s in samples if s.get("gpus")]
+    found: dict[str, Any] = {}
+    if used:
+        found = {"other_cpu_cores_mean": sum(used) / len(used), "other_cpu_cores_max": max(used)}
+    if on_gpu:
+        counts = Counter(name for gpus in on_gpu for name in name_slowdowns(gpus))
+        found["slowdowns"] = {name: n / len(on_gpu) for name, n in sorted(counts.items())}
+    return found or None
+
+
+def name_slowdowns(gpus: Sequence[dict[str, Any]] | None) -> list[str]:
+    """What holds the clocks of a sample's GPUs down, as ``GPU 0: power cap``."""
+    return [
+        f"GPU {i}: {reason}"
+        for i, gpu in enumerate(gpus or [])
+        for bit, reason in SLOWDOWNS.items()
+        if (gpu["throttle_reasons"] or 0) & bit
+    ]
 
 
 def _read_busy_s() -> float:

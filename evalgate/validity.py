@@ -381,10 +381,22 @@ def _warn_looks(side: ArmView, *, apart: bool) -> list[str]:
 
 def _warn_machine(side: ArmView) -> list[str]:
     machine = (side.run.extra or {}).get("machine")
-    cores = machine.get("other_cpu_cores_mean") if isinstance(machine, dict) else None
-    if not isinstance(cores, int | float) or cores <= BUSY_CORES:
+    if not isinstance(machine, dict):
         return []
-    return [
-        f"run {side.label}: other processes used {cores:.1f} processor cores on average while it "
-        "was measured, which widens every interval; run on a quiet machine"
-    ]
+    warnings = []
+    cores = machine.get("other_cpu_cores_mean")
+    if isinstance(cores, int | float) and cores > BUSY_CORES:
+        warnings.append(
+            f"run {side.label}: other processes used {cores:.1f} processor cores on average while "
+            "it was measured, which widens every interval; run on a quiet machine"
+        )
+    slowdowns = machine.get("slowdowns")
+    held = slowdowns.items() if isinstance(slowdowns, dict) else ()
+    held = [(name, share) for name, share in held if isinstance(share, int | float)]
+    if held:
+        shown = ", ".join(f"{name} in {share:.0%} of samples" for name, share in held)
+        warnings.append(
+            f"run {side.label}: clocks were held down while it was measured ({shown}), so an arm "
+            "may have run at another clock than its partner; cool the GPU, or fix its clocks"
+        )
+    return warnings

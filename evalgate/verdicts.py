@@ -102,12 +102,23 @@ def compute_calibration_exit(verdict: dict[str, Any]) -> int:
     4 when the evidence cannot be judged."""
     if verdict["status"] == "invalid":
         return EXIT_INVALID
-    found = [
-        rule
+    return EXIT_FAIL if list_false_alarms(verdict) else EXIT_PASS
+
+
+def list_false_alarms(verdict: dict[str, Any]) -> list[str]:
+    """The rules that found a difference between the baseline and itself."""
+    return [
+        rule["name"]
         for rule in verdict["rules"]
         if rule["status"] == "fail" or (rule["kind"] == "superiority" and rule["status"] == "pass")
     ]
-    return EXIT_FAIL if found else EXIT_PASS
+
+
+def describe_false_alarms(verdict: dict[str, Any]) -> str:
+    """The false-alarm rate that base against base shows, in a sentence."""
+    found, n = list_false_alarms(verdict), len(verdict["rules"])
+    named = f" ({', '.join(found)})" if found else ""
+    return f"false alarms of base against base: {len(found)} of {n} rules{named}"
 
 
 def write_reports(folder: Path, rendered: dict[str, str]) -> Path:

@@ -29,6 +29,23 @@ FLAGS = (
     "--hide-scrollbars",
 )
 WIDTHS = (390, 1280)
+LEAST_WINDOW = 500  # a narrower window is widened: the phone's width is that of a frame
+SECTIONS = [
+    "What would settle the open rules",
+    "Warnings",
+    "Changes against margins",
+    "Rules",
+    "Accuracy by task and length",
+    "Latency distributions",
+    "Throughput (tokens/s)",
+    "Latency (ms; percentiles by linear interpolation)",
+    "Requests in order of execution",
+    "Output lengths (tokens)",
+    "Failed requests",
+    "Outputs that differ",
+    "Routes and launches",
+    "Environment",
+]
 
 # Frames give exact widths (a window has a least one), and let the outer page measure the inner.
 MEASURE = """
@@ -50,6 +67,8 @@ addEventListener("load", () => {
       small: marks.filter(e => parseFloat(getComputedStyle(e).fontSize) < 11).length,
       flat: all("svg.plot").filter(e => box(e).width < 100).length,
       marker: box(page.querySelector("figure use.m")).height,
+      headings: all("section > h2").filter(e => box(e).height > 0).map(e => e.textContent.trim()),
+      empty: all("section").filter(e => box(e).height < 40).length,
     };
   });
   document.getElementById("out").textContent = JSON.stringify(seen);
@@ -85,15 +104,20 @@ def test_nothing_overflows_at_desktop_and_phone_width(tmp_path):
         assert frame["clipped"] == []
         assert (frame["small"], frame["flat"]) == (0, 0)
         assert frame["marker"] >= 5
+        assert [heading for heading in frame["headings"] if heading in SECTIONS] == SECTIONS
+        assert frame["empty"] == 0
 
 
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_screenshot_shows_a_page_that_is_neither_empty_nor_one_colour(tmp_path, width):
     page, shot = tmp_path / "page.html", tmp_path / "page.png"
-    page.write_text(render("html", *make_rich_case()), encoding="utf-8")
-    browse(tmp_path, f"--screenshot={shot}", f"--window-size={width},1600", page.as_uri())
+    text = html.escape(render("html", *make_rich_case()))
+    frame = f'<iframe width="{width}" height="1600" style="border:0" srcdoc="{text}"></iframe>'
+    page.write_text(f'<body style="margin:0">{frame}', encoding="utf-8")
+    window = max(width, LEAST_WINDOW)
+    browse(tmp_path, f"--screenshot={shot}", f"--window-size={window},1600", page.as_uri())
     data = shot.read_bytes()
     assert data.startswith(b"\x89PNG")
-    assert int.from_bytes(data[16:20], "big") == width
+    assert int.from_bytes(data[16:20], "big") == window
     # A blank page of this size packs into about 10 kB.
     assert len(data) > 60_000

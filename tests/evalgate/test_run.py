@@ -292,6 +292,19 @@ def test_alternating_servers_are_up_one_at_a_time(stub, tmp_path):
     assert load_run(tmp_path / "r").run.status == "complete"
 
 
+def test_the_machine_rests_before_each_launch_but_the_first(stub, tmp_path):
+    watcher = Watcher()
+    spec = make_spec(stub, mode="alternating", blocks=2, cooldown_s=0.01)
+    execute(spec, tmp_path / "r", watcher)
+    steps = [line for line in watcher.said if "cooling" in line or "attaching" in line]
+    assert [line.split()[0] for line in steps] == [
+        "block", "cooling", "block", "cooling", "block", "cooling", "block"
+    ]  # fmt: skip
+    resident = Watcher()
+    execute(make_spec(stub, blocks=2, cooldown_s=0.01), tmp_path / "s", resident)
+    assert sum("cooling" in line for line in resident.said) == 1
+
+
 def test_a_results_folder_that_cannot_be_made_is_a_clear_error(stub, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises((StorageError, UsageError), match="file"):

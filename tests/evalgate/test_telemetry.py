@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from evalgate import telemetry
-from evalgate.telemetry import MachineSampler
+from evalgate.telemetry import MachineSampler, name_slowdowns, summarise_machine
 
 SPIN = "while True: pass"
 
@@ -80,3 +80,32 @@ def test_a_gpu_value_that_the_card_does_not_give_is_none() -> None:
         "power_w": 312.5,
         "throttle_reasons": 4,
     }
+
+
+def make_gpu(reasons: int | None) -> dict[str, Any]:
+    return {"throttle_reasons": reasons}
+
+
+def test_what_holds_a_clock_down_is_named_and_idling_is_not() -> None:
+    # 0x1 idle, 0x2 clocks set by someone, 0x4 power cap, 0x40 temperature.
+    assert name_slowdowns([make_gpu(0x3), make_gpu(0x44)]) == [
+        "GPU 1: power cap",
+        "GPU 1: temperature (hardware)",
+    ]
+    assert name_slowdowns([make_gpu(None)]) == name_slowdowns(None) == []
+
+
+def test_a_runs_samples_become_shares_and_means() -> None:
+    samples = [
+        {"other_cpu_cores": None, "gpus": [make_gpu(0x4)]},
+        {"other_cpu_cores": 0.5, "gpus": [make_gpu(0)]},
+        {"other_cpu_cores": 0.1, "gpus": [make_gpu(0x4)]},
+        {"other_cpu_cores": 0.3, "gpus": [make_gpu(0x40)]},
+    ]
+    assert summarise_machine(samples) == {
+        "other_cpu_cores_mean": pytest.approx(0.3),
+        "other_cpu_cores_max": 0.5,
+        "slowdowns": {"GPU 0: power cap": 0.5, "GPU 0: temperature (hardware)": 0.25},
+    }
+    assert summarise_machine([{"other_cpu_cores": None, "gpus": None}]) is None
+    assert "slowdowns" not in summarise_machine([{"other_cpu_cores": 0.1, "gpus": None}])

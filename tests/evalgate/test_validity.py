@@ -175,6 +175,15 @@ def test_one_launch_and_a_busy_machine_are_warned_of():
     assert found.reasons == []
 
 
+def test_a_clock_that_was_held_down_is_warned_of():
+    def warn(**machine):
+        return check(simulate_requests(), extra={"machine": machine}).warnings
+
+    (warning,) = warn(slowdowns={"GPU 0: power cap": 0.25})
+    assert "GPU 0: power cap in 25% of samples" in warning
+    assert warn(slowdowns={}) == warn(slowdowns={"GPU 0": "?"}) == warn(slowdowns=None) == []
+
+
 def test_a_difference_that_the_spec_does_not_set_is_invalid_until_allowed():
     other = make_environment(packages={"torch": "2.12.0", "vllm": "0.32.0"})
     arms = {"baseline": make_arm(), "candidate": make_arm(environment=other)}
