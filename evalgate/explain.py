@@ -49,6 +49,12 @@ def _explain_details(result: RuleResult, details: dict[str, Any]) -> Iterator[st
             f"look {looked['look']}, {looked['blocks']} launches: each bound at "
             f"{looked['nominal_level']:.2%}, so that 95 % hold over all looks"
         )
+    if (spread := details.get("spread")) is not None and spread["launch_share"] is not None:
+        more = "launches" if spread["launch_share"] > 0.5 else "prompts or repetitions"
+        yield (
+            f"spread: pairs within a launch {spread['pair_sd_percent']:.2f} %, launches "
+            f"{spread['launch_sd_percent']:.2f} %, so more {more} narrow the bounds most"
+        )
     if details.get("p_fail") is not None:
         yield (
             f"p-value of the margin being kept: {details['p_fail']:.3g}, after Holm "

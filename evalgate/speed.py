@@ -17,6 +17,7 @@ import numpy as np
 from evalgate.compare import Bucket, Columns, RequestPairs
 from evalgate.effects import Effect
 from evalgate.metrics import METRICS, PERCENTILE_METHOD, Metric, compute_normalised_s
+from evalgate.spread import compute_spread
 from evalgate.stats import (
     Estimate,
     estimate_bootstrap_strata,
@@ -123,6 +124,10 @@ def estimate_speed(
     if len(sides) == 4:
         spread = spread - (figures[:, 3] - figures[:, 2])
     details["block_values_percent"] = [100 * float(np.expm1(v)) for v in spread]
+    if not metric.is_throughput and statistic == "mean":
+        ratios = sides[1].numerator[rows] - sides[0].numerator[rows]
+        found = compute_spread(ratios, pairs.block[rows])
+        details["spread"] = found.to_json() if found else None
     if estimate is None:
         (group,) = groups.values()
         estimate = _bootstrap(pairs, sides, group, codes, position, measure)

@@ -86,7 +86,7 @@ def test_the_measuring_half_imports_downwards_only():
 
 
 @pytest.mark.parametrize(
-    "name", ["stats", "sequential", "compare", "policy", "validity", "gate", "summary"]
+    "name", ["stats", "sequential", "spread", "compare", "policy", "validity", "gate", "summary"]
 )
 def test_the_judging_half_knows_no_server_and_no_file(name):
     for module, path in modules("evalgate").items():

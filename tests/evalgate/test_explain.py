@@ -35,3 +35,22 @@ def test_invalid_evidence_is_explained_first():
 def test_the_noise_floor_stands_beside_a_rule():
     noise = make_stored(simulate_requests(seed=9), spec=make_spec(), label="c")
     assert "baseline against baseline: " in explain_run(calibration=noise)
+
+
+def test_where_the_spread_comes_from_stands_beside_a_rule_and_says_what_to_add():
+    def explain_noise(**noise):
+        stored = make_stored(simulate_requests(blocks=6, **noise), spec=make_spec())
+        policy = parse_policy({"rules": RULES}, "test")
+        return explain(judge(*views_of_run(stored), policy, apart=False))
+
+    quiet = explain_noise(launch_sd=0.0001, request_sd=0.02)
+    assert quiet.count("so more prompts or repetitions narrow the bounds most") == 2
+    restless = explain_noise(launch_sd=0.02, request_sd=0.001)
+    assert restless.count("so more launches narrow the bounds most") == 2
+
+
+def test_looks_of_a_run_that_stopped_by_its_results_are_explained():
+    looks = [{"blocks": 2, "spent": 0.5}, {"blocks": 3, "spent": 1.0}]
+    text = explain_run(extra={"sequential": {"looks": looks}})
+    assert "look 2, 3 launches: each bound at 9" in text
+    assert "with looks after 2, 3 launches" in text
