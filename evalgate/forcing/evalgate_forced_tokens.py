@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor as RowProcessor
-from vllm.v1.sample.logits_processor import process_dict_updates
-from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SlotProcessor
+except ImportError:  # vLLM 0.26 and before: the second runner takes no processors
+    SlotProcessor = object
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
