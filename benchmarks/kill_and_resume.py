@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -71,6 +72,9 @@ metric = "tpot"
 kind = "non_inferiority"
 margin_percent = 50.0
 """
+
+
+Unused = Literal["ended", "not begun"]  # the kill came too late or too early to resume anything
 
 
 @dataclass(frozen=True)
@@ -158,13 +162,13 @@ def count_answers(run: Path) -> int:
 
 def kill_once(
     spec: Path, folder: Path, victim: str, after_s: float, rng: random.Random, stub: bool
-) -> Outcome | None:
-    """One run killed and resumed; None when it had ended, or had stored nothing yet to resume."""
+) -> Outcome | Unused:
+    """One run killed and resumed, or why it does not count."""
     run = folder / "run"
     process = start(folder, str(spec), "--out", str(run))
     evalgate = psutil.Process(process.pid)
     if wait(process, after_s) is not None:
-        return None
+        return "ended"
     tree = find_tree(evalgate)
     victim = kill(evalgate, victim, rng)
     wait(process, ENDED_S)
@@ -178,10 +182,10 @@ def kill_once(
                 psutil.Process(pid).kill()
 
 
-def examine(run: Path, folder: Path, victim: str, left: set[int], stub: bool) -> Outcome | None:
+def examine(run: Path, folder: Path, victim: str, left: set[int], stub: bool) -> Outcome | Unused:
     """What the kill left on disk and running, and how the resume went."""
     if not (run / "run.json").exists():
-        return None
+        return "not begun"
     faults = []
     if left and victim != VICTIMS[2]:
         faults.append(f"processes left: {sorted(left)}")
@@ -193,7 +197,7 @@ def examine(run: Path, folder: Path, victim: str, left: set[int], stub: bool) ->
     if answered is not None and answered > stored + 1:
         faults.append(f"{answered} answers were sent, {stored} stored")
     if json.loads((run / "run.json").read_text())["status"] == "complete":
-        return None
+        return "ended"
     faults += resume(folder, run, left)
     after = read_lines(run)
     faults += [
@@ -242,9 +246,12 @@ def main() -> None:
             place.mkdir()
             victim = VICTIMS[len(outcomes) % len(VICTIMS)]
             moment = rng.uniform(0.0, whole_s)
+            begun = time.monotonic()
             outcome = kill_once(spec, place, victim, moment, rng, stub=not args.real)
-            if outcome is None:
+            if not isinstance(outcome, Outcome):
                 unused += 1
+                if outcome == "ended":  # the first run may have been a slow one, others at work
+                    whole_s = min(whole_s, time.monotonic() - begun)
                 continue
             outcomes.append(outcome)
             shown = "; ".join(outcome.faults) or "ok"

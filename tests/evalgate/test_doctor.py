@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from stub_server import StubServer
 
-from evalgate import doctor
+from evalgate import cli, doctor
 from evalgate.doctor import (
     Diagnosis,
     check_attached,
@@ -124,6 +124,33 @@ def test_a_clock_that_is_held_down_is_a_warning(monkeypatch: pytest.MonkeyPatch)
     finding = check_clocks()
     assert finding.status == "warning"
     assert "GPU 0: power cap, GPU 0: temperature (hardware)" in finding.message
+
+
+def test_the_command_prints_every_check_and_exits_0_when_a_run_could_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with StubServer(max_model_len=4096) as stub:
+        text = f"""
+name = "s"
+[model]
+name = "stub"
+[arms.baseline]
+base_url = "{stub.base_url}"
+[[load.buckets]]
+name = "b"
+min_tokens = 10
+max_tokens = 2000
+prompts = 1
+"""
+        (tmp_path / "spec.toml").write_text(text)
+        assert cli._run(["doctor", "spec.toml", "--format", "json"]) == 0
+        (tmp_path / "spec.toml").write_text(text.replace("2000", "9000"))
+        assert cli._run(["doctor", "spec.toml", "--format", "json"]) == 1
+    captured = capsys.readouterr()
+    assert '"name": "server of baseline",\n   "status": "problem"' in captured.out
+    assert "checking server of baseline" in captured.err
+    assert list(tmp_path.iterdir()) == [tmp_path / "spec.toml"]
 
 
 def test_a_failed_check_does_not_keep_the_others_from_being_made(
