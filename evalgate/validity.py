@@ -311,7 +311,7 @@ def find_time_fault(record: RequestRecord) -> str | None:
         return f"{record.output_tokens} output tokens, no chunk" if record.output_tokens else None
     if chunks[0] <= 0:
         return f"first chunk {chunks[0]} ns after sending"
-    if chunks != sorted(chunks):
+    if list(chunks) != sorted(chunks):
         return "chunk times run backwards"
     if len(chunks) > 1 and chunks[-1] == chunks[0]:
         return f"{len(chunks)} chunks in no time"
