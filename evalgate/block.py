@@ -43,6 +43,7 @@ class Progress(Protocol):
     """What a run tells whoever watches; ``work`` is in prompt-token equivalents."""
 
     def begin(self, total_work: float) -> None: ...
+    def extend(self, work: float) -> None: ...
     def say(self, text: str) -> None: ...
     def advance(self, work: float, text: str) -> None: ...
 
@@ -104,7 +105,9 @@ def measure_block(
         state.plan = _build_plan(spec, tokenizing)
         for arm in state.arms.values():
             arm.as_messages = tokenizing.as_messages
-        progress.begin(_compute_work(state.plan, spec, len(state.arms)))
+        progress.begin(_compute_work(state))
+    elif len(state.done) >= _count_known_blocks(state):
+        progress.extend(_compute_load_work(state.plan, spec) * len(live))
     plan, run_id = state.plan, state.record.run_id
 
     for number, prompt in enumerate(select_warmup(plan.prompts, spec.schedule.warmup)):
@@ -252,15 +255,27 @@ def _work(prompt_tokens: int, output_tokens: int) -> float:
     return prompt_tokens + OUTPUT_TOKEN_WORK * output_tokens
 
 
-def _compute_work(plan: Plan, spec: Spec, arms: int) -> float:
-    """Work of the whole run, for the progress bar's estimate of the time left."""
+def _count_known_blocks(state: RunState) -> int:
+    """Blocks that are sure to come; a run that adds some tells of each as it begins."""
+    return state.stopping.first_look if state.stopping else state.spec.schedule.blocks
+
+
+def _compute_load_work(plan: Plan, spec: Spec) -> float:
+    """Work of one block of one arm, without tasks and replay."""
     schedule, out = spec.schedule, spec.load.output_tokens
+    warm = select_warmup(plan.prompts, schedule.warmup)
     load = sum(_work(p.prompt_tokens, out) for p in plan.prompts) * schedule.repetitions
-    warm = sum(_work(p.prompt_tokens, out) for p in select_warmup(plan.prompts, schedule.warmup))
+    return load + sum(_work(p.prompt_tokens, out) for p in warm)
+
+
+def _compute_work(state: RunState) -> float:
+    """Work of the whole run, for the progress bar's estimate of the time left."""
+    plan, spec = state.plan, state.spec
+    assert plan is not None, "prompts are built before anything is announced"
+    blocks = _count_known_blocks(state)
     tasks = sum(_work(i.prompt_tokens, i.max_tokens) for i in plan.items)
-    task_blocks = min(schedule.task_blocks, schedule.blocks)
-    work = (load + warm) * schedule.blocks + tasks * task_blocks
+    work = _compute_load_work(plan, spec) * blocks + tasks * min(spec.schedule.task_blocks, blocks)
     if spec.fidelity is not None and plan.prompts:
         mean_tokens = sum(p.prompt_tokens for p in plan.prompts) / len(plan.prompts)
         work += spec.fidelity.samples * len(REPLAYED_ROUTES) * FIDELITY_WORK * mean_tokens
-    return arms * work
+    return len(state.arms) * work

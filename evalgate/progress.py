@@ -47,6 +47,11 @@ class RunProgress:
     def begin(self, total_work: float) -> None:
         self._bar.reset(self._task, total=total_work)
 
+    def extend(self, work: float) -> None:
+        """More is to be done than was known."""
+        total = self._bar.tasks[0].total
+        self._bar.update(self._task, total=work if total is None else total + work)
+
     def say(self, text: str) -> None:
         """A step that happens once: always its own line."""
         self._bar.update(self._task, description=text)

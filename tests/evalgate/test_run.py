@@ -29,6 +29,9 @@ class Watcher:
     def begin(self, total_work: float) -> None:
         self.total = total_work
 
+    def extend(self, work: float) -> None:
+        self.total += work
+
     def say(self, text: str) -> None:
         self.said.append(text)
 
@@ -341,9 +344,11 @@ def measure_until(spec: Spec, folder: Path, watcher: Watcher, minutes: float, **
 
 
 def test_a_run_until_decided_stops_at_the_first_look_that_decides_every_rule(stub, tmp_path):
-    measure_until(make_spec(stub, extra=LENIENT, blocks=2), tmp_path / "r", Watcher(), 10)
+    watcher = Watcher()
+    measure_until(make_spec(stub, extra=LENIENT, blocks=2), tmp_path / "r", watcher, 10)
     run = load_run(tmp_path / "r").run
     assert run.status == "complete"
+    assert watcher.done == pytest.approx(watcher.total)
     found = run.extra["sequential"]
     assert found["ended"] == "decided"
     assert found["looks"][0]["blocks"] == 2
@@ -386,3 +391,15 @@ def test_a_run_that_is_invalid_is_not_prolonged(tmp_path):
         measure_until(spec, tmp_path / "r", Watcher(), 10)
     assert len(load_run(tmp_path / "r").run.extra["sequential"]["looks"]) == 1
     assert judge_again(str(tmp_path / "r"), None, None, "json").exit_code == 4
+
+
+def test_added_blocks_are_told_to_the_progress_as_they_begin(stub, tmp_path):
+    answers = iter([["e2el"], ["e2el"], []])  # open at two looks, decided at the third
+    watcher = Watcher()
+    until = UntilDecided(10, 1, lambda folder: next(answers))
+    execute(make_spec(stub, blocks=2), tmp_path / "r", watcher, until=until)
+    assert load_run(tmp_path / "r").run.extra["completed_blocks"] == [0, 1, 2, 3]
+    assert watcher.done == pytest.approx(watcher.total)
+    assert [line.split(":")[0][:6] for line in watcher.said if "look" in line] == [
+        "look 1", "look 2", "look 3"
+    ]  # fmt: skip
