@@ -58,8 +58,17 @@ def check(impl: str, quick: bool) -> None:
     show_default=True,
     help="Query heads / KV heads x head size; may be repeated.",
 )
+@click.option(
+    "--route",
+    "routes",
+    type=click.Choice(speed.ROUTES),
+    multiple=True,
+    default=list(speed.ROUTES),
+    show_default=True,
+    help="May be repeated.",
+)
 @QUICK
-def bench(heads: tuple[str, ...], quick: bool) -> None:
+def bench(heads: tuple[str, ...], routes: tuple[str, ...], quick: bool) -> None:
     """Time the routes against stock and SDPA, after a check; exits 1 when a shape is slower."""
     kernels = native.load()
     if not _check(kernels.isa, kernels, quick=True):
@@ -69,7 +78,8 @@ def bench(heads: tuple[str, ...], quick: bool) -> None:
     click.echo(f"{'patch ms':>10}{'stock ms':>10}{'SDPA ms':>10}{'patch/stock':>12}{'/SDPA':>7}")
     timings = []
     for name in heads:
-        for t in speed.measure(speed.list_shapes(name, quick), 0.3 if quick else 2.0):
+        shapes = [s for s in speed.list_shapes(name, quick) if s.route in routes]
+        for t in speed.measure(shapes, 0.3 if quick else 2.0):
             timings.append(t)
             s = t.shape
             click.echo(

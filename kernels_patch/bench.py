@@ -23,6 +23,7 @@ from kernels_patch import native
 BLOCK_SIZE = 128
 CACHE_BYTES_IN_TURN = 96 << 20  # more than the last-level cache of most CPUs
 HEADS = {"9/3x64": (9, 3, 64), "32/8x128": (32, 8, 128)}
+ROUTES = ("decode", "first_chunk", "prefix")
 DECODE_LENGTHS = (1024, 2048, 4096, 8192)
 QUERY_LENGTHS = (512, 1024, 2048)
 HISTORIES = (0, 1024, 4096, 8192)
