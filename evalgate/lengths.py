@@ -54,12 +54,12 @@ def check_lengths(
 
 
 def _check_ratio(name: str, pairs: Pairs, limit: float) -> list[str]:
-    known = [
-        (a, b) for a, b in pairs if a.output_tokens is not None and b.output_tokens is not None
-    ]
-    if limit == 0 or not known:
+    counts = [(a.output_tokens, b.output_tokens) for a, b in pairs]
+    tokens = np.array(counts, dtype=float).reshape(-1, 2)  # None becomes NaN
+    known = ~np.isnan(tokens).any(axis=1)
+    tokens = tokens[known]
+    if limit == 0 or not len(tokens):
         return []
-    tokens = np.array([(a.output_tokens, b.output_tokens) for a, b in known], dtype=float)
     totals = tokens.sum(axis=0)
     if totals.min() == 0:
         if totals.max() == 0:
@@ -70,7 +70,8 @@ def _check_ratio(name: str, pairs: Pairs, limit: float) -> list[str]:
     if ratio <= limit:
         return []
     sign = 1 if totals[1] > totals[0] else -1
-    estimate = estimate_length_ratio(tokens, [_name_unit(a) for a, _ in known])
+    units = [_name_unit(a) for (a, _), counted in zip(pairs, known, strict=True) if counted]
+    estimate = estimate_length_ratio(tokens, units)
     proven = ratio > SURE_RATIO
     shown = "beyond doubt at this size"
     if estimate is not None and not proven:
@@ -105,11 +106,12 @@ def estimate_length_ratio(tokens: np.ndarray, units: Sequence[object]) -> Estima
 
 
 def _check_finish(name: str, pairs: Pairs, limit: float) -> list[str]:
-    known = [
-        (a, b) for a, b in pairs if a.finish_reason is not None and b.finish_reason is not None
-    ]
     return _check_increase(
-        [(a.finish_reason == "length", b.finish_reason == "length") for a, b in known],
+        [
+            (a.finish_reason == "length", b.finish_reason == "length")
+            for a, b in pairs
+            if a.finish_reason is not None and b.finish_reason is not None
+        ],
         f'{name}: the share of outputs that ended by finish_reason "length"',
         "max_length_finish_increase",
         limit,
