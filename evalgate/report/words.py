@@ -187,9 +187,14 @@ def describe_noise_floor(rule: Rule) -> str | None:
 
 
 def describe_method(rule: Rule) -> str:
-    """Method, smallest detectable effect and McNemar's p, as far as the details hold them."""
+    """Method, look, smallest detectable effect and McNemar's p, as far as the details hold them."""
     details = rule["details"] or {}
     parts = [printable(details["method"])] if details.get("method") else []
+    if (looked := details.get("sequential")) is not None:
+        parts.append(
+            f"look {looked['look']}, each bound at {looked['nominal_level']:.1%} so that 95 % hold "
+            "over all looks"
+        )
     smallest = details.get(f"mde_{rule['unit']}")
     if smallest is not None:
         parts.append(f"smallest detectable effect {format_size(smallest, rule['unit'])}")

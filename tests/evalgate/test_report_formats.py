@@ -17,6 +17,7 @@ from evalgate.report import FORMATS, Context, render, render_text
 from evalgate.report.markdown import escape
 from evalgate.report.words import (
     compute_threshold,
+    describe_method,
     describe_rule,
     format_change,
     format_interval,
@@ -260,3 +261,12 @@ def test_what_the_gate_says_renders_in_every_format(format_name):
     text = render(format_name, verdict.to_json(), Context.of_run(stored))
     assert verdict.status in text.lower()
     assert all(rule.rule.name in text for rule in verdict.rules)
+
+
+def test_a_rule_of_a_run_that_stopped_by_its_results_says_which_look_it_is():
+    looked = {"look": 3, "blocks": 5, "error_rate_spent": 0.4, "nominal_level": 0.9912}
+    rule = {"unit": "percent", "details": {"method": "Student's t", "sequential": looked}}
+    assert describe_method(rule) == (
+        "Student's t; look 3, each bound at 99.1% so that 95 % hold over all looks"
+    )
+    assert describe_method({"unit": "percent", "details": {"method": "t"}}) == "t"
