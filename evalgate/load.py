@@ -43,15 +43,16 @@ class PlannedPair:
 def compute_target_slices(bucket: BucketSpec) -> list[tuple[int, int]]:
     """[min, max) token ranges inside the bucket, one for each prompt, evenly spread.
 
-    Each lies in the middle of its share of the bucket, so that a few prompts still cover it.
+    Each lies in the middle of its share of the bucket, so that a few prompts still cover it; many
+    prompts in a narrow bucket have slices that overlap, as text grows by whole sentences.
     """
     share = (bucket.max_tokens - bucket.min_tokens) / bucket.prompts
-    width = max(min(MIN_SLICE_TOKENS, share), share / 8)
+    width = int(min(max(MIN_SLICE_TOKENS, share / 8), bucket.max_tokens - bucket.min_tokens))
     slices = []
     for i in range(bucket.prompts):
         middle = bucket.min_tokens + share * (i + 0.5)
-        low = max(bucket.min_tokens, int(middle - width / 2))
-        slices.append((low, max(low + 1, min(bucket.max_tokens, int(middle + width / 2)))))
+        low = max(bucket.min_tokens, min(int(middle - width / 2), bucket.max_tokens - width))
+        slices.append((low, low + width))
     return slices
 
 

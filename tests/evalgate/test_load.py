@@ -52,6 +52,14 @@ def make_spec(prompts=3):
     )
 
 
+def test_many_prompts_in_a_narrow_bucket_keep_slices_that_text_can_hit():
+    slices = compute_target_slices(BucketSpec(name="b", min_tokens=520, max_tokens=680, prompts=50))
+    assert all(520 <= lo < hi <= 680 for lo, hi in slices)
+    assert {hi - lo for lo, hi in slices} == {32}
+    assert slices[0] == (520, 552)  # around 521.6, moved to the bucket's edge
+    assert slices[25] == (585, 617)  # around 601.6
+
+
 def test_target_slices_spread_over_the_bucket_and_stay_inside():
     bucket = BucketSpec(name="b", min_tokens=4096, max_tokens=8192, prompts=4)
     slices = compute_target_slices(bucket)
