@@ -1,9 +1,9 @@
 """INT8 KV-cache attention kernels, patched into a stock vLLM by a plug-in.
 
 ``layout`` <- {``reference``, ``fragment``, ``native`` (on ``library``), ``torch_form``} <-
-{``dispatch``, ``unpaged``} <- ``backend`` <- ``plugin``. Nothing here knows evalgate: a spec names
-this package by environment and flags only. Importing it imports nothing heavy; ``solve`` loads on
-use.
+{``dispatch``, ``unpaged``} <- ``backend`` <- ``adapters`` <- ``plugin``; ``gpu`` beside them holds
+the kernels for Hopper and their backend. Nothing here knows evalgate: a spec names this package by
+environment and flags only. Importing it imports nothing heavy; ``solve`` loads on use.
 """
 
 from typing import Any

@@ -2,6 +2,7 @@
 
 ``layout``, ``tuning`` <- ``shape`` <- {``producer``, ``decode``, ``prefix``} <- ``check`` <-
 ``bench``; ``nvrtc`` compiles and launches for ``decode``, ``rivals`` are vLLM's own kernels for
-``bench``. Nothing here knows a vLLM backend, and nothing is imported here, so that a machine
-without a GPU can import the package and ask ``shape`` what would be served.
+``bench``. The kernels, ``steps`` (how a step becomes launches) and ``counters`` <- ``backend``, the
+only module that knows vLLM. Nothing is imported here, so that a machine without a GPU can import
+the package and ask ``shape`` what would be served.
 """
