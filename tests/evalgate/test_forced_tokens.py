@@ -150,3 +150,17 @@ def test_the_file_stands_alone():
         a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names
     }
     assert roots - sys.stdlib_module_names == {"torch", "vllm"}
+
+
+def test_a_release_whose_second_runner_takes_no_processors_is_served_too(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.sample.logits_processor", None)
+    # Set and deleted, so that what is imported here is gone afterwards.
+    monkeypatch.setitem(sys.modules, "evalgate_forced_tokens", sys)
+    monkeypatch.delitem(sys.modules, "evalgate_forced_tokens")
+    monkeypatch.syspath_prepend(str(FORCING_FOLDER))
+    (found,) = _load_logitsprocs_by_fqcns([PROCESSOR])
+    assert object in found.__bases__
+    processor = found(make_config(), torch.device("cpu"), False)
+    forced = SamplingParams(extra_args={FORCED_ARGUMENT: [4]})
+    processor.update_state(BatchUpdate(1, removed=[], added=[(0, forced, [1], [])], moved=[]))
+    assert processor.apply(torch.zeros(1, VOCABULARY)).argmax() == 4
