@@ -25,7 +25,7 @@ from evalgate.environment import read_packages
 from evalgate.errors import EXIT_FAIL, EXIT_PASS, EvalgateError, ServerStartError
 from evalgate.preflight import Check, Finding, check_lengths, list_quick_checks
 from evalgate.spec import PATCHES, ArmSpec, Patch, Spec
-from evalgate.telemetry import MachineSampler, name_slowdowns
+from evalgate.telemetry import MachineSampler, name_slowdowns, read_cpu_s
 
 LOAD_S = 1.0  # for how long the machine is watched
 QUIET_CORES = 0.15  # that others may use before it is worth a warning
@@ -174,7 +174,7 @@ def check_attached(spec: Spec, arm: ArmSpec) -> Finding:
 
 def check_load() -> Finding:
     """How many cores others use now, and who."""
-    processes = {process: _read_cpu_s(process) for process in psutil.process_iter()}
+    processes = {process: read_cpu_s(process) for process in psutil.process_iter()}
     sampler = MachineSampler()
     sampler.sample([os.getpid()])
     time.sleep(LOAD_S)
@@ -184,20 +184,12 @@ def check_load() -> Finding:
     text = f"other processes use {used:.2f} of {psutil.cpu_count()} cores"
     if used < QUIET_CORES:
         return Finding("ok", text)
-    gained = {p: _read_cpu_s(p) - before for p, before in processes.items() if p.pid != os.getpid()}
+    gained = {p: read_cpu_s(p) - before for p, before in processes.items() if p.pid != os.getpid()}
     busiest = sorted(gained, key=lambda p: gained[p], reverse=True)[:3]
     pids = ", ".join(str(p.pid) for p in busiest if gained[p] > 0) or "of short-lived processes"
     return Finding(
         "warning", f"{text} (most of it: process ids {pids}): end them, or expect a noisier result"
     )
-
-
-def _read_cpu_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return times.user + times.system
 
 
 def check_clocks() -> Finding:

@@ -41,7 +41,7 @@ class MachineSampler:
         {sm_clock_mhz, memory_clock_mhz, temperature_c, power_w, throttle_reasons}, None without).
         """
         now, busy_s = time.monotonic(), _read_busy_s()
-        own_s = sum(_read_cpu_s(process) for process in _find_tree(own_pids))
+        own_s = sum(read_cpu_s(process) for process in _find_tree(own_pids))
         used = other = None
         if self._before is not None:
             then, busy_before, own_before = self._before
@@ -108,7 +108,8 @@ def _find_tree(pids: Iterable[int]) -> set[psutil.Process]:
     return tree
 
 
-def _read_cpu_s(process: psutil.Process) -> float:
+def read_cpu_s(process: psutil.Process) -> float:
+    """Processor seconds that ``process`` has used; 0 when it is gone or not ours to read."""
     try:
         times = process.cpu_times()
     except psutil.Error:

@@ -4,57 +4,21 @@ from __future__ import annotations
 
 import sys
 
+from kernels_patch.adapters import attention_v1
+from kernels_patch.adapters.attention_v1 import BACKEND
 from kernels_patch.adapters.interface import check_installed
 from kernels_patch.switches import stopping_the_server
 
 REFUSING_BACKEND = "kernels_patch.refusing.RefusingBackend"
 
-_BACKEND = "vllm.v1.attention.backend"
 OVERRIDDEN = {
-    f"{_BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": ("kv_cache_spec",),
-    f"{_BACKEND}:AttentionBackend.supported_kv_cache_layouts": ("cls",),
-    f"{_BACKEND}:AttentionBackend.customize_spec": ("cls", "spec"),
-    f"{_BACKEND}:AttentionMetadataBuilder.__init__": (
-        "self",
-        "kv_cache_spec",
-        "layer_names",
-        "vllm_config",
-        "device",
-    ),
-    f"{_BACKEND}:AttentionMetadataBuilder.build": (
-        "self",
-        "common_prefix_len",
-        "common_attn_metadata",
-        "fast_build",
-    ),
-    f"{_BACKEND}:AttentionImpl.__init__": (
-        "self",
-        "num_heads",
-        "head_size",
-        "scale",
-        "num_kv_heads",
-        "alibi_slopes",
-        "sliding_window",
-        "kv_cache_dtype",
-        "logits_soft_cap",
-        "attn_type",
-        "kv_sharing_target_layer_name",
-    ),
-    f"{_BACKEND}:AttentionImpl.forward": (
-        "self",
-        "layer",
-        "query",
-        "key",
-        "value",
-        "kv_cache",
-        "attn_metadata",
-        "output",
-        "output_scale",
-        "output_block_scale",
-    ),
+    **attention_v1.OVERRIDDEN,
+    f"{BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": ("kv_cache_spec",),
+    f"{BACKEND}:AttentionBackend.supported_kv_cache_layouts": ("cls",),
+    f"{BACKEND}:AttentionBackend.customize_spec": ("cls", "spec"),
 }
 USED = {
-    f"{_BACKEND}:CommonAttentionMetadata": (
+    f"{BACKEND}:CommonAttentionMetadata": (
         "query_start_loc_cpu",
         "seq_lens",
         "block_table_tensor",
@@ -63,7 +27,7 @@ USED = {
     ),
     "vllm.v1.kv_cache_interface:AttentionSpec": ("dtype", "state_content_bytes"),
     "vllm.v1.attention.backends.registry:register_backend": ("backend", "class_path", "is_mamba"),
-    f"{_BACKEND}:AttentionBackend": ("forward_includes_kv_cache_update",),
+    f"{BACKEND}:AttentionBackend": ("forward_includes_kv_cache_update",),
 }
 
 

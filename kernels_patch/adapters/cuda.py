@@ -9,67 +9,36 @@ server that was asked for the patch without them.
 
 from __future__ import annotations
 
+from types import ModuleType
+
+from kernels_patch.adapters import attention_v1
+from kernels_patch.adapters.attention_v1 import BACKEND
+from kernels_patch.adapters.interface import check_installed
+from kernels_patch.switches import stopping_the_server
+
 BACKEND_FLAGS = "--attention-backend CUSTOM --kv-cache-dtype int8_per_token_head"
 GUARDED = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TURBOQUANT")
 
-_BACKEND = "vllm.v1.attention.backend"
 OVERRIDDEN = {
-    f"{_BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": (),
-    f"{_BACKEND}:AttentionBackend.get_kv_cache_shape": (
+    **attention_v1.OVERRIDDEN,
+    f"{BACKEND}:AttentionBackend.get_supported_kernel_block_sizes": (),
+    f"{BACKEND}:AttentionBackend.get_kv_cache_shape": (
         "num_blocks",
         "block_size",
         "num_kv_heads",
         "head_size",
         "cache_dtype_str",
     ),
-    f"{_BACKEND}:AttentionBackend.get_kv_cache_stride_order": ("include_num_layers_dimension",),
-    f"{_BACKEND}:AttentionBackend.get_supported_head_sizes": ("cls",),
-    f"{_BACKEND}:AttentionBackend.supports_compute_capability": ("cls", "capability"),
-    f"{_BACKEND}:AttentionMetadataBuilder.__init__": (
-        "self",
-        "kv_cache_spec",
-        "layer_names",
-        "vllm_config",
-        "device",
-    ),
-    f"{_BACKEND}:AttentionMetadataBuilder.build": (
-        "self",
-        "common_prefix_len",
-        "common_attn_metadata",
-        "fast_build",
-    ),
-    f"{_BACKEND}:AttentionMetadataBuilder.build_for_cudagraph_capture": (
+    f"{BACKEND}:AttentionBackend.get_kv_cache_stride_order": ("include_num_layers_dimension",),
+    f"{BACKEND}:AttentionBackend.get_supported_head_sizes": ("cls",),
+    f"{BACKEND}:AttentionBackend.supports_compute_capability": ("cls", "capability"),
+    f"{BACKEND}:AttentionMetadataBuilder.build_for_cudagraph_capture": (
         "self",
         "common_attn_metadata",
-    ),
-    f"{_BACKEND}:AttentionImpl.__init__": (
-        "self",
-        "num_heads",
-        "head_size",
-        "scale",
-        "num_kv_heads",
-        "alibi_slopes",
-        "sliding_window",
-        "kv_cache_dtype",
-        "logits_soft_cap",
-        "attn_type",
-        "kv_sharing_target_layer_name",
-    ),
-    f"{_BACKEND}:AttentionImpl.forward": (
-        "self",
-        "layer",
-        "query",
-        "key",
-        "value",
-        "kv_cache",
-        "attn_metadata",
-        "output",
-        "output_scale",
-        "output_block_scale",
     ),
 }
 USED = {
-    f"{_BACKEND}:CommonAttentionMetadata": (
+    f"{BACKEND}:CommonAttentionMetadata": (
         "query_start_loc_cpu",
         "seq_lens",
         "seq_lens_cpu_upper_bound",
@@ -107,3 +76,12 @@ def register(adapter: str) -> None:
     register_backend(AttentionBackendEnum.CUSTOM, f"{adapter}.Backend")
     for name in GUARDED:
         register_backend(AttentionBackendEnum[name], f"kernels_patch.adapters.guards.{name}")
+
+
+def load_backend(adapter: ModuleType) -> type:
+    """The backend class, once the installed vLLM has been compared with ``adapter``."""
+    with stopping_the_server():
+        check_installed(adapter)
+    from kernels_patch.gpu.backend import Int8KVCudaBackend
+
+    return Int8KVCudaBackend

@@ -6,8 +6,6 @@ import sys
 
 from kernels_patch.adapters import cuda
 from kernels_patch.adapters.cuda import OVERRIDDEN, USED
-from kernels_patch.adapters.interface import check_installed
-from kernels_patch.switches import stopping_the_server
 
 __all__ = ["OVERRIDDEN", "USED", "register"]
 
@@ -19,8 +17,4 @@ def register() -> None:
 def __getattr__(name: str) -> type:
     if name != "Backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with stopping_the_server():
-        check_installed(sys.modules[__name__])
-    from kernels_patch.gpu.backend import Int8KVCudaBackend
-
-    return Int8KVCudaBackend
+    return cuda.load_backend(sys.modules[__name__])
