@@ -96,6 +96,7 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.kernels = choose_kernels(kv_cache_spec.head_size)
+        self.fault = planted_fault()
         COUNTERS.add_layers(layer_names)
 
     def build(
@@ -114,6 +115,8 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
             common.seq_lens.tolist(),
             common.block_table_tensor,
         )
+        if self.fault is not None:
+            self.fault.delay_step()
         labels = self.kernels.labels
         COUNTERS.count_step(
             [
@@ -199,6 +202,4 @@ class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
         run_step(self.kernels, attn_metadata.step, *tensors, self.scale, output, self.after_write)
         for route in attn_metadata.labels:
             COUNTERS.count_launch(layer.layer_name, route)
-        if self.fault is not None:
-            self.fault.delay_layer(len(COUNTERS.layer_names))
         return output

@@ -42,11 +42,11 @@ def test_scale_groups_of_a_single_decoded_token_reads_a_token_before_it():
     assert k_scale[25] == 25
 
 
-def test_sleep_is_shared_by_the_layers_and_leaves_scales_alone():
+def test_sleep_delays_a_step_and_leaves_scales_alone():
     fault = parse_fault("sleep:40")
     begun = time.perf_counter()
-    fault.delay_layer(4)
-    assert 0.010 <= time.perf_counter() - begun < 0.040
+    fault.delay_step()
+    assert time.perf_counter() - begun >= 0.040
     k_scale, _ = written_scales("sleep:40", [40])
     assert k_scale == list(range(32))
 
