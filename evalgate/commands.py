@@ -21,7 +21,7 @@ from evalgate.embedded import build_embedded_spec
 from evalgate.errors import EXIT_PASS, EvalgateError, SpecError, UsageError
 from evalgate.explain import explain
 from evalgate.gate import Verdict, judge
-from evalgate.policy import DEFAULT, Policy, parse_policy
+from evalgate.policy import Policy, parse_policy
 from evalgate.progress import RunProgress
 from evalgate.records import StoredRun
 from evalgate.report.trend import render_trend
@@ -39,6 +39,7 @@ from evalgate.verdicts import (
     list_open_rules,
     load_policy_table,
     load_view,
+    read_policy,
     read_shipped,
     write_reports,
 )
@@ -255,8 +256,7 @@ def find_min_blocks(spec: Spec) -> int:
             f"spec {spec.name!r} has the arms {', '.join(spec.arms)}: --until-decided needs "
             f"{BASELINE} and {CANDIDATE}, as one arm has no verdict"
         )
-    policy = parse_policy(spec.policy, spec.name) if spec.policy else DEFAULT
-    return policy.validity.min_blocks
+    return read_policy(spec.policy, spec.name).validity.min_blocks
 
 
 def default_out_dir(name: str) -> Path:

@@ -63,9 +63,13 @@ def choose_policy(option: str | None, run: Run, label: str) -> Policy:
     if option is not None:
         policy = parse_policy(load_policy_table(option, Path.cwd()), option)
     else:
-        table = run.spec.get("policy")
-        policy = parse_policy(table, f"{label}: policy") if table else DEFAULT
+        policy = read_policy(run.spec.get("policy"), f"{label}: policy")
     return policy.without_required_routes() if is_calibration(run) else policy
+
+
+def read_policy(table: Any, where: str) -> Policy:
+    """The policy of a spec's table; the default where the spec has none."""
+    return parse_policy(table, where) if table else DEFAULT
 
 
 def is_calibration(run: Run) -> bool:

@@ -15,6 +15,23 @@ from evalgate.report import Context
 from evalgate.trend import Night
 
 HOSTILE = """<script>alert("x")</script>'"&|`@all`\x1b[31m"""
+# The page's headings in their order, where everything was measured.
+SECTIONS = [
+    "What would settle the open rules",
+    "Warnings",
+    "Changes against margins",
+    "Rules",
+    "Accuracy by task and length",
+    "Latency distributions",
+    "Throughput (tokens/s)",
+    "Latency (ms; percentiles by linear interpolation)",
+    "Requests in order of execution",
+    "Output lengths (tokens)",
+    "Failed requests",
+    "Outputs that differ",
+    "Routes and launches",
+    "Environment",
+]
 
 
 def make_rule(name: str = "tpot 8K-16K", **changes: Any) -> dict[str, Any]:

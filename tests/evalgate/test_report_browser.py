@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from report_cases import make_rich_case
+from report_cases import SECTIONS, make_rich_case
 
 from evalgate.report import render
 
@@ -30,22 +30,6 @@ FLAGS = (
 )
 WIDTHS = (390, 1280)
 LEAST_WINDOW = 500  # a narrower window is widened: the phone's width is that of a frame
-SECTIONS = [
-    "What would settle the open rules",
-    "Warnings",
-    "Changes against margins",
-    "Rules",
-    "Accuracy by task and length",
-    "Latency distributions",
-    "Throughput (tokens/s)",
-    "Latency (ms; percentiles by linear interpolation)",
-    "Requests in order of execution",
-    "Output lengths (tokens)",
-    "Failed requests",
-    "Outputs that differ",
-    "Routes and launches",
-    "Environment",
-]
 
 # Frames give exact widths (a window has a least one), and let the outer page measure the inner.
 MEASURE = """

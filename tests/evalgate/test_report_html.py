@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import factories
 import pytest
-from report_cases import HOSTILE, make_rich_case, make_rule, make_verdict
+from report_cases import HOSTILE, SECTIONS, make_rich_case, make_rule, make_verdict
 
 from evalgate.report import Context, render
 from evalgate.report.evidence import (
@@ -58,21 +58,7 @@ def page() -> Page:
 
 
 def test_the_page_holds_every_section(page):
-    for heading in (
-        "What would settle the open rules",
-        "Warnings",
-        "Changes against margins",
-        "Rules",
-        "Accuracy by task and length",
-        "Latency distributions",
-        "Throughput (tokens/s)",
-        "Requests in order of execution",
-        "Output lengths (tokens)",
-        "Failed requests",
-        "Outputs that differ",
-        "Routes and launches",
-        "Environment",
-    ):
+    for heading in SECTIONS:
         assert heading in page.text
 
 
