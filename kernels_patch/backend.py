@@ -10,22 +10,22 @@ arithmetic. It is imported only in a process that ``plugin`` has registered it i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionBackend,
-    AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
-    AttentionType,
     CommonAttentionMetadata,
     MultipleOf,
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
+from kernels_patch.attention import Int8KVAttention
 from kernels_patch.counters import Planned, RouteCounters
 from kernels_patch.dispatch import Kernels, Step, choose_kernels, prepare_step, run_step
 from kernels_patch.faults import planted_fault
@@ -130,55 +130,30 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
         )
 
 
-class Int8KVImpl(AttentionImpl[Int8KVMetadata]):
+class Int8KVImpl(Int8KVAttention[Int8KVMetadata]):
     """One layer: writes its keys and values as INT8 pages and attends a planned step."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
-        **further_options: object,
-    ) -> None:
-        config = get_current_vllm_config()
-        dtype = config.model_config.dtype
-        with stopping_the_server():
-            reason = engine_refusal(
-                block_size=config.cache_config.block_size,
-                speculative=config.speculative_config is not None,
-                context_parallel=config.parallel_config.decode_context_parallel_size,
-            ) or layer_refusal(
-                head_dim=head_size,
-                dtype=str(dtype).removeprefix("torch."),
-                attn_type=AttentionType(attn_type).value,
-                kv_cache_dtype=kv_cache_dtype,
-                features={
-                    "alibi_slopes": alibi_slopes,
-                    "sliding_window": sliding_window,
-                    "logits_soft_cap": logits_soft_cap,
-                    "kv_sharing_target_layer_name": kv_sharing_target_layer_name,
-                    **further_options,
-                },
-            )
-            if reason is not None:
-                raise RefusalError(reason)
-            self.kernels: Kernels = choose_kernels(head_size)
-            self.fault = planted_fault()
+    def find_refusal(
+        self, config: VllmConfig, attn_type: str, features: Mapping[str, object]
+    ) -> str | None:
+        return engine_refusal(
+            block_size=config.cache_config.block_size,
+            speculative=config.speculative_config is not None,
+            context_parallel=config.parallel_config.decode_context_parallel_size,
+        ) or layer_refusal(
+            head_dim=self.head_size,
+            dtype=str(config.model_config.dtype).removeprefix("torch."),
+            attn_type=attn_type,
+            kv_cache_dtype=self.kv_cache_dtype,
+            features=features,
+        )
+
+    def prepare(self, config: VllmConfig) -> None:
+        self.kernels: Kernels = choose_kernels(self.head_size)
+        self.impl_name = self.kernels.impl
+        self.fault = planted_fault()
         spoils = self.fault is not None and self.fault.spoils_pages
         self.after_write = self.fault.after_write if spoils else None
-        self.impl_name = self.kernels.impl
-        self.num_heads = num_heads
-        self.head_size = head_size
-        self.scale = float(scale)
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.kv_cache_dtype = kv_cache_dtype
 
     def forward(
         self,

@@ -11,20 +11,18 @@ arithmetic. An adapter (kernels_patch/adapters) has compared the interface befor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
-from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
-    AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
-    AttentionType,
     CommonAttentionMetadata,
     MultipleOf,
 )
@@ -33,10 +31,12 @@ from vllm.v1.worker.workspace import current_workspace_manager
 from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
 from kernels_patch.adapters.cuda import BACKEND_FLAGS
+from kernels_patch.attention import Int8KVAttention
 from kernels_patch.counters import Planned
 from kernels_patch.faults import planted_fault
+from kernels_patch.gpu.ahead import compile_kernels
 from kernels_patch.gpu.counters import DeviceRouteCounters
-from kernels_patch.gpu.decode import DecodeWorkspace, int8_decode, prepare
+from kernels_patch.gpu.decode import DecodeWorkspace, int8_decode
 from kernels_patch.gpu.layout import UNIT_TOKENS, UnitLayout
 from kernels_patch.gpu.prefix import dequantise
 from kernels_patch.gpu.producer import int8_write
@@ -44,7 +44,7 @@ from kernels_patch.gpu.shape import HEAD_DIMS, MAX_Q_LEN, MAX_ROWS, DecodeShape
 from kernels_patch.gpu.steps import PREFIX_UNPACKED, Run, plan_runs
 from kernels_patch.plan import DECODE, FIRST_CHUNK
 from kernels_patch.support import engine_refusal, feature_refusal
-from kernels_patch.switches import RefusalError, forced_impl, stop_server, stopping_the_server
+from kernels_patch.switches import forced_impl, stop_server
 
 COUNTERS = DeviceRouteCounters()  # of this process: what the worker reports
 HOPPER = 9  # major compute capability
@@ -158,11 +158,14 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
             impl.short_len * impl.group,
             impl.head_size,
         )
-        # Compiled before the server is ready rather than in somebody's request.
-        fp16 = vllm_config.model_config.dtype == torch.float16
-        prepare(
-            DecodeShape(impl.head_size, impl.group, q_len, kv_cache_spec.block_size, fp16)
-            for q_len in range(1, impl.short_len + 1)
+        compile_kernels(
+            device=device,
+            dtype=impl.dtype,
+            kv_heads=impl.num_kv_heads,
+            group=impl.group,
+            head_dim=impl.head_size,
+            block_size=kv_cache_spec.block_size,
+            longest_q=impl.short_len,
         )
         COUNTERS.place(layer_names, device)
 
@@ -221,58 +224,31 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
         return starts.to(self.device, non_blocking=True)
 
 
-class Int8KVCudaImpl(AttentionImpl[Int8KVCudaMetadata]):
+class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
     """One layer: writes its keys and values as INT8 pages and attends a planned step."""
 
     impl_name = "cuda"
     fault = None  # faults are planted in the CPU's pages only
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
-        **further_options: object,
-    ) -> None:
-        config = get_current_vllm_config()
-        self.num_heads = num_heads
-        self.head_size = head_size
-        self.scale = float(scale)
-        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.kv_cache_dtype = kv_cache_dtype
+    def find_refusal(
+        self, config: VllmConfig, attn_type: str, features: Mapping[str, object]
+    ) -> str | None:
+        return (
+            _switch_refusal()
+            or engine_refusal(
+                speculative=config.speculative_config is not None,
+                context_parallel=config.parallel_config.decode_context_parallel_size,
+            )
+            or feature_refusal(attn_type=attn_type, features=features)
+        )
+
+    def prepare(self, config: VllmConfig) -> None:
         self.group = self.num_heads // self.num_kv_heads
         # Chunks of up to so many tokens with history are read from the pages without unpacking.
         self.short_len = min(MAX_Q_LEN, MAX_ROWS // self.group)
         self.scratch_tokens = config.model_config.max_model_len
         self.dtype = config.model_config.dtype
-        with stopping_the_server():
-            reason = (
-                _switch_refusal()
-                or engine_refusal(
-                    speculative=config.speculative_config is not None,
-                    context_parallel=config.parallel_config.decode_context_parallel_size,
-                )
-                or feature_refusal(
-                    attn_type=AttentionType(attn_type).value,
-                    features={
-                        "alibi_slopes": alibi_slopes,
-                        "sliding_window": sliding_window,
-                        "logits_soft_cap": logits_soft_cap,
-                        "kv_sharing_target_layer_name": kv_sharing_target_layer_name,
-                        **further_options,
-                    },
-                )
-            )
-            if reason is not None:
-                raise RefusalError(reason)
-            DecodeShape(head_size, self.group, 1, UNIT_TOKENS)
+        DecodeShape(self.head_size, self.group, 1, UNIT_TOKENS)  # raises what it does not serve
 
     def do_kv_cache_update(
         self,

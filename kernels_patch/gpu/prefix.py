@@ -39,7 +39,7 @@ def dequantise(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _dequantise(
     kv_cache, block_table, seq_lens, starts, key, value,
     table_stride, block_stride, head_stride, token_stride,

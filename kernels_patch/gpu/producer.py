@@ -56,7 +56,7 @@ def int8_write(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_tokens"])  # else each 1st, 16th and other length compiles anew
 def _write(
     key, value, kv_cache, slot_mapping, n_tokens,
     key_token, key_head, value_token, value_head, block_stride, head_stride,

@@ -39,8 +39,12 @@ def decode_tuning(rows: int, head_dim: int) -> DecodeTuning:
     return DecodeTuning(teams=3 if rows <= 32 else 2, rows_a_warp=16)
 
 
+FEW_TOKENS = 64  # of one write: up to so many, a program takes a single token
+WRITE_SIZES = (1, FEW_TOKENS + 1)  # one write of each tuning
+
+
 def producer_tuning(n_tokens: int) -> ProducerTuning:
     """For a write of ``n_tokens`` tokens."""
-    if n_tokens <= 64:
+    if n_tokens <= FEW_TOKENS:
         return ProducerTuning(tokens=1, warps=1, split=True)
     return ProducerTuning(tokens=8, warps=4)

@@ -36,7 +36,7 @@ def engine(backend, monkeypatch):
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
     )
     monkeypatch.setattr(backend, "COUNTERS", RouteCounters())
-    monkeypatch.setattr(backend, "get_current_vllm_config", lambda: config)
+    monkeypatch.setattr("kernels_patch.attention.get_current_vllm_config", lambda: config)
     yield config
     choose_kernels.cache_clear()
 

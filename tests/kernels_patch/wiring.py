@@ -27,6 +27,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadat
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
 from vllm.v1.worker.workspace import init_workspace_manager
 
+from kernels_patch import attention
 from kernels_patch.gpu import backend
 from kernels_patch.worker import make_report
 
@@ -98,7 +99,7 @@ class Engine:
         for name in ("int8_write", "int8_decode", "dequantise", "flash_attn_varlen_func"):
             setattr(backend, name, getattr(kernels, name))
         backend.DecodeWorkspace = lambda *sizes: SimpleNamespace(sizes=sizes)
-        backend.prepare = lambda shapes: list(shapes)
+        backend.compile_kernels = lambda **shape: None
         torch.accelerator.empty_cache = lambda: None
         init_workspace_manager(torch.device("cpu"))
         self.config = SimpleNamespace(
@@ -108,7 +109,7 @@ class Engine:
             scheduler_config=SimpleNamespace(max_num_seqs=8),
             compilation_config=SimpleNamespace(static_forward_context={}),
         )
-        backend.get_current_vllm_config = lambda: self.config
+        attention.get_current_vllm_config = lambda: self.config
         self.impl = backend.Int8KVCudaImpl(
             HEADS, DIM, DIM**-0.5, KV_HEADS, None, None, DTYPE, None, "decoder", None
         )

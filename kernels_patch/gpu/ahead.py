@@ -1,0 +1,47 @@
+"""Every kernel compiled and loaded before the server is ready, not in somebody's first request.
+
+Triton compiles a kernel for each pattern of its arguments at its first launch, so each pattern that
+serving can meet is launched once, on a page of its own that is thrown away.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels_patch.gpu.decode import prepare
+from kernels_patch.gpu.layout import UnitLayout
+from kernels_patch.gpu.prefix import dequantise
+from kernels_patch.gpu.producer import int8_write
+from kernels_patch.gpu.shape import DecodeShape
+from kernels_patch.gpu.tuning import WRITE_SIZES
+
+
+def compile_kernels(
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    longest_q: int,
+) -> None:
+    """The kernels of one shape on ``device``: write, unpacking, decode of 1 to longest_q queries.
+
+    dtype is bfloat16 or float16, ``group`` the query heads of a KV head.
+    """
+    layout = UnitLayout(block_size, head_dim)
+    pages = torch.zeros(
+        1, kv_heads, block_size, layout.bytes_per_token, dtype=torch.int8, device=device
+    )
+    for n_tokens in WRITE_SIZES:
+        x = torch.zeros(n_tokens, kv_heads, head_dim, dtype=dtype, device=device)
+        skipped = torch.full((n_tokens,), -1, dtype=torch.int64, device=device)
+        int8_write(x, x, pages, skipped)
+    zero = torch.zeros(1, dtype=torch.int32, device=device)
+    x = torch.zeros(1, kv_heads, head_dim, dtype=dtype, device=device)
+    dequantise(pages, zero[:, None], zero + 1, zero, 1, x, torch.empty_like(x))
+    fp16 = dtype == torch.float16
+    prepare(
+        DecodeShape(head_dim, group, q_len, block_size, fp16) for q_len in range(1, longest_q + 1)
+    )
