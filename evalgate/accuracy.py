@@ -11,13 +11,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats as sps
 
 from evalgate.compare import ArmView, SamplePairs
 from evalgate.effects import Effect
 from evalgate.metrics import METRICS
 from evalgate.records import FidelityRecord
-from evalgate.stats import ALPHA, StudentEstimate, estimate_bootstrap_mean, estimate_paired
+from evalgate.stats import (
+    ALPHA,
+    StudentEstimate,
+    estimate_bootstrap_mean,
+    estimate_paired,
+    find_t,
+)
 from evalgate.stats_scores import compute_mcnemar_p, estimate_paired_share
 
 
@@ -164,7 +169,7 @@ def _average_by_bucket(
 def _widen_agreement(estimate: StudentEstimate, positions: int) -> StudentEstimate:
     """Little spread between texts is no proof: n like positions still allow 1 - 0.05^(1/n)."""
     reach = 1 - ALPHA ** (1 / max(positions, 1))
-    se = max(estimate.se, reach / float(sps.t.ppf(1 - ALPHA, estimate.df)))
+    se = max(estimate.se, reach / find_t(1 - ALPHA, estimate.df))
     return StudentEstimate(
         estimate.value, se, estimate.df, estimate.n, estimate.method, estimate.unit
     )

@@ -125,7 +125,7 @@ def measure_arm(
     for route in REPLAYED_ROUTES:
         if reference.error is not None:
             message = f"no reference from the baseline: {reference.error.message}"
-            error = reference.error.model_copy(update={"message": message})
+            error = TaskError(category=reference.error.category, message=message)
             yield _build_record(arm, reference, route, setup, None, error, {})
         elif route in reference.traces:
             yield _measure_route(arm, client, reference, route, setup)

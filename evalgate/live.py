@@ -88,13 +88,14 @@ class LiveArm:
         self._expected = Counter() if self._chunk_tokens is not None else None
         self._reports, self._prefix_cache, self._canary = {}, {}, None
         if self.arm.attached:
-            with self._connect(self.arm.base_url or ""):
+            key = os.environ.get(self.arm.api_key_env) if self.arm.api_key_env else None
+            with self._connect(self.arm.base_url or "", key):
                 yield self
                 self._keep_evidence()
             return
         with self._launch(block) as self.server:
             try:
-                with self._connect(self.server.base_url):
+                with self._connect(self.server.base_url, self.server.api_key):
                     self.launches.append(
                         Launch(
                             block=block,
@@ -125,8 +126,7 @@ class LiveArm:
         )
 
     @contextmanager
-    def _connect(self, base_url: str) -> Iterator[None]:
-        key = os.environ.get(self.arm.api_key_env) if self.arm.api_key_env else None
+    def _connect(self, base_url: str, key: str | None) -> Iterator[None]:
         with Client(
             base_url, self.spec.model.name, api_key=key, timeouts=self.spec.timeouts
         ) as self._client:
@@ -138,7 +138,13 @@ class LiveArm:
 
     def _identify(self) -> None:
         self.client.probe()
-        self.server_version = self.client.read_version()
+        version = self.client.read_version()
+        if None not in (self.server_version, version) and version != self.server_version:
+            raise ServerAnswerError(
+                f"the {self.name} server is version {version} now and was {self.server_version} in "
+                "an earlier block: they cannot be one arm, so put it back, or start a new run"
+            )
+        self.server_version = version
         self.max_model_len = self.client.read_model().max_model_len
         if self.environment is None:
             self.environment = (
@@ -174,8 +180,14 @@ class LiveArm:
     def _read_patch_report(self) -> dict[str, Any] | None:
         if self.arm.patch is None:
             return None
-        results = self.client.call_rpc(PATCHES[self.arm.patch].report_rpc, RPC_TIMEOUT_S)
-        return results[0] if results else None
+        reports = self.client.call_rpc(PATCHES[self.arm.patch].report_rpc, RPC_TIMEOUT_S)
+        if any(report != reports[0] for report in reports):
+            raise ServerAnswerError(
+                f"the {len(reports)} workers of the {self.name} server report different routes or "
+                "pages, so one of them did not do what the others did: see the server's log, and "
+                "serve the patch without --pipeline-parallel-size"
+            )
+        return reports[0] if reports else None
 
     def check_alive(self) -> None:
         """Raise ServerDiedError when the server that we launched is gone."""
@@ -218,7 +230,8 @@ class LiveArm:
         """Send one task item, score the answer and return the record, failed or not."""
         done = self._generate(item, item.max_tokens, False, salt)
         scored = None if done.error else score_item(item, done.text, done.finish_reason)
-        error = TaskError(**done.error.model_dump()) if done.error else None
+        failed = done.error
+        error = TaskError(category=failed.category, message=failed.message) if failed else None
         return SampleRecord(
             arm=self.name,
             block=self._block,
@@ -297,7 +310,7 @@ class LiveArm:
         ready, end = self._reports.get("ready"), self._reports.get("end")
         kv_cache = (end or {}).get("kv_cache") or self._read_stock_kv_cache()
         if kv_cache:
-            self.kv_cache_dtype = kv_cache.get("dtype")
+            self.kv_cache_dtype = _name_dtype(kv_cache.get("dtype"))
         if end and end.get("backend"):
             self.attention_backend = end["backend"]
         self.evidence.append(
@@ -406,6 +419,11 @@ def _subtract(
         return None
     before = start.get(key) or {}
     return {route: count - before.get(route, 0) for route, count in end[key].items()}
+
+
+def _name_dtype(dtype: Any) -> str | None:
+    """A worker whose layers hold different pages lists their dtypes."""
+    return " and ".join(map(str, dtype)) if isinstance(dtype, list) else dtype
 
 
 def _select_ints(labels: dict[str, str]) -> dict[str, int]:

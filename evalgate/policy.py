@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from evalgate.compare import ArmView
 from evalgate.errors import PolicyError
 from evalgate.metrics import METRICS, Metric
-from evalgate.records import describe_validation_error
+from evalgate.validation import describe_validation_error
 
 EACH = "*"
 FIDELITY_TASK = "fidelity"  # measured beside the tasks, gated by its own metrics

@@ -7,7 +7,7 @@ Version history of the format (``SCHEMA_VERSION``):
 
 from __future__ import annotations
 
-import difflib
+import functools
 import json
 import math
 from array import array
@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+import msgspec
+from msgspec import Meta
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from evalgate.errors import EvidenceError
 from evalgate.metrics import compute_e2el_s, compute_tpot_s, compute_ttft_s
+from evalgate.validation import STRICT, build_model, describe_validation_error
 
 SCHEMA_VERSION = 1
 
@@ -28,10 +31,12 @@ SAMPLES_FILE = "samples.jsonl"
 FIDELITY_FILE = "fidelity.jsonl"
 
 Extra = dict[str, Any]
-Tokens = Annotated[int, Field(ge=0)]
+# What both libraries must know stands twice: msgspec reads ``Meta``, pydantic the rest.
+Count = Annotated[int, Field(ge=0), Meta(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1), Meta(ge=0, le=1)]
 
 
-def pack_times(times: list[int]) -> Sequence[int]:
+def pack_times(times: Sequence[int]) -> array[int]:
     """Eight bytes a time instead of forty: a long run holds millions of them."""
     try:
         return array("q", times)
@@ -39,45 +44,58 @@ def pack_times(times: list[int]) -> Sequence[int]:
         raise ValueError("a time beyond 292 years is none: the file is damaged") from None
 
 
-Times = Annotated[
-    list[int], AfterValidator(pack_times), PlainSerializer(list, return_type=list[int])
-]
+def _check_times(times: list[int]) -> list[int]:
+    pack_times(times)
+    return times
+
+
+Times = Annotated[list[int], AfterValidator(_check_times)]
 ErrorCategory = Literal[
     "timeout", "connect", "http", "context_overflow", "stream_error", "truncated", "server_died"
 ]
 
 
 class Record(BaseModel):
-    """Keys are exact: an unknown one is refused by name. Every number is finite."""
+    """A part of run.json. Keys are exact: an unknown one is refused by name. Every number is
+    finite."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = STRICT
 
 
-class RequestError(Record):
+class LineRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A record that is stored one a line, as strict as ``Record`` when it is read or written.
+
+    A run holds a hundred thousand of them: as structs they are read five times faster than
+    pydantic's models and take a third of the memory. (Made in memory, they are not checked until
+    they are written.)
+    """
+
+
+class RequestError(LineRecord):
     category: ErrorCategory
     message: str
 
 
-class TaskError(Record):
+class TaskError(LineRecord):
     """Why a sample has no score: a request's category, or ``scoring`` (ours, never scored 0)."""
 
     category: ErrorCategory | Literal["scoring"]
     message: str
 
 
-class RequestRecord(Record):
+class RequestRecord(LineRecord):
     """One streamed request. ``chunk_ns`` and ``end_ns`` count from the sending of the request."""
 
     arm: str
-    block: Annotated[int, Field(ge=0)]
+    block: Count
     bucket: str
     prompt_id: str
-    repetition: Annotated[int, Field(ge=0)]
+    repetition: Count
     phase: Literal["warmup", "measure"]
     started_at: str
-    prompt_tokens: Tokens | None
-    output_tokens: Tokens | None
-    cached_tokens: Tokens | None
+    prompt_tokens: Count | None
+    output_tokens: Count | None
+    cached_tokens: Count | None
     chunk_ns: Times
     end_ns: int | None
     finish_reason: str | None
@@ -85,6 +103,9 @@ class RequestRecord(Record):
     output_text: str | None
     error: RequestError | None
     extra: Extra | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "chunk_ns", pack_times(self.chunk_ns))
 
     @property
     def key(self) -> tuple[int, str, str, int]:
@@ -103,22 +124,22 @@ class RequestRecord(Record):
         return None if self.error else compute_e2el_s(self.chunk_ns)
 
 
-class SampleRecord(Record):
+class SampleRecord(LineRecord):
     """One task item answered by one arm. ``score`` is 0 to 1, None when it could not be scored."""
 
     arm: str
-    block: Annotated[int, Field(ge=0)]
+    block: Count
     task: str
     task_version: int
     sample_id: str
     prompt_sha256: str
-    prompt_tokens: Tokens | None
+    prompt_tokens: Count | None
     output_text: str | None
-    output_tokens: Tokens | None
+    output_tokens: Count | None
     finish_reason: str | None
     prediction: str | None
     references: list[str]
-    score: Annotated[float, Field(ge=0, le=1)] | None
+    score: Share | None
     flags: list[str]
     error: TaskError | None
     extra: Extra | None = None
@@ -128,7 +149,7 @@ class SampleRecord(Record):
         return (self.block, self.task, self.sample_id)
 
 
-class FidelityRecord(Record):
+class FidelityRecord(LineRecord):
     """One text teacher-forced through one route in one arm, against the baseline's own output.
 
     Gaps are |log p(arm) - log p(baseline)| of the forced token, in nats, over ``positions``
@@ -138,11 +159,11 @@ class FidelityRecord(Record):
     """
 
     arm: str
-    block: Annotated[int, Field(ge=0)]
+    block: Count
     sample_id: str
     route: str
-    prompt_tokens: Tokens
-    positions: Tokens
+    prompt_tokens: Count
+    positions: Count
     mean_gap: float | None
     p99_gap: float | None
     worst_gap: float | None
@@ -158,7 +179,7 @@ class FidelityRecord(Record):
 
 
 class Launch(Record):
-    block: Annotated[int, Field(ge=0)]
+    block: Count
     started_at: str
     cold_start_s: float | None
     log: str | None
@@ -186,7 +207,7 @@ class LaunchEvidence(Record):
     canary         {"prompt_sha256", "cold_text", "warm_text"}: first answer after start, and later
     """
 
-    block: Annotated[int, Field(ge=0)]
+    block: Count
     routes: dict[str, int] | None = None
     route_steps: dict[str, int] | None = None
     layers: int | None = None
@@ -246,7 +267,8 @@ class StoredRun:
     fidelity: list[FidelityRecord] = field(default_factory=list)
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=Record | LineRecord)
+L = TypeVar("L", bound=LineRecord)
 
 
 def parse_record(kind: type[R], data: Any, where: str) -> R:
@@ -257,10 +279,41 @@ def parse_record(kind: type[R], data: Any, where: str) -> R:
     """
     if kind is Run and isinstance(data, dict):
         _check_schema_version(data, where)
+    model = kind if issubclass(kind, Record) else build_model(kind)
     try:
-        return kind.model_validate(data)
+        checked = model.model_validate(data)
     except ValidationError as exc:
-        raise EvidenceError(f"{where}: {describe_validation_error(exc, kind)}") from None
+        raise EvidenceError(f"{where}: {describe_validation_error(exc, model)}") from None
+    if isinstance(checked, kind):
+        return checked
+    return msgspec.convert(checked.model_dump(), kind)
+
+
+def parse_line(kind: type[L], line: bytes, where: str) -> L:
+    """One stored line as a record. Raises EvidenceError: place, key and value.
+
+    msgspec reads sound lines in one step; what it refuses goes the long way round, which finds the
+    words for it.
+    """
+    try:
+        return _find_decoder(kind).decode(line)
+    except (msgspec.MsgspecError, RecursionError):
+        return parse_record(kind, parse_bytes(line, where), where)
+
+
+@functools.cache
+def _find_decoder(kind: type[L]) -> msgspec.json.Decoder[L]:
+    return msgspec.json.Decoder(kind)
+
+
+def parse_bytes(raw: bytes, where: str) -> Any:
+    """Decode JSON in UTF-8, as ``parse_json`` does."""
+    try:
+        return parse_json(raw.decode("utf-8"), where)
+    except UnicodeDecodeError as exc:
+        raise EvidenceError(f"{where}: not UTF-8 ({exc.reason} at byte {exc.start})") from None
+    except RecursionError:
+        raise EvidenceError(f"{where}: nested too deeply to be ours") from None
 
 
 def parse_json(text: str, where: str) -> Any:
@@ -271,9 +324,16 @@ def parse_json(text: str, where: str) -> Any:
         raise EvidenceError(f"{where}: not JSON ({exc}); the file is damaged or not ours") from None
 
 
-def render_record(record: Record) -> str:
-    """One line of JSON without the line end; ``extra`` is left out when there is none."""
-    data = record.model_dump(mode="json")
+def render_record(record: Record | LineRecord) -> str:
+    """One line of JSON without the line end; ``extra`` is left out when there is none.
+
+    A record that could not be read back is not written: msgspec.ValidationError, a fault of ours.
+    """
+    if isinstance(record, LineRecord):
+        data = msgspec.to_builtins(record, enc_hook=list)  # packed times
+        msgspec.convert(data, type(record))
+    else:
+        data = record.model_dump(mode="json")
     if data.get("extra") is None:
         data.pop("extra", None)
     return json.dumps(data, ensure_ascii=False, allow_nan=False)
@@ -284,43 +344,6 @@ def compute_canonical_json(data: Any) -> str:
     return json.dumps(
         data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
-
-
-def describe_validation_error(exc: ValidationError, kind: type[BaseModel]) -> str:
-    """The first fault of a pydantic error as one sentence: which key, which value, what to do."""
-    faults = exc.errors()
-    # A misspelt key shows up twice, as missing and as unknown: the second says what to do.
-    first = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
-    path = ".".join(str(p) for p in first["loc"])
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(
-            str(first["loc"][-1]), _known_keys(kind, first["loc"][:-1]), n=1
-        )
-        return f"unknown key {path!r}" + (f", did you mean {near[0]!r}?" if near else "")
-    if first["type"] == "missing":
-        return f"key {path!r} is missing"
-    if first["type"] == "value_error":
-        return (f"{path}: " if path else "") + str(first["ctx"]["error"])
-    value = first.get("input")
-    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
-    return f"{path or 'the value'} is {shown}: {first['msg']}"
-
-
-def _known_keys(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """The keys of the model that lies at ``path`` inside ``kind``."""
-    for part in path:
-        # A list index or a free dictionary key leads to the model that is already in hand.
-        if part in kind.model_fields:
-            kind = _find_model(kind.model_fields[str(part)].annotation) or kind
-    return list(kind.model_fields)
-
-
-def _find_model(annotation: Any) -> type[BaseModel] | None:
-    """The first model inside an annotation such as ``dict[str, Model]`` or ``Model | None``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_find_model(inner) for inner in getattr(annotation, "__args__", ()))
-    return next((model for model in found if model is not None), None)
 
 
 def _check_schema_version(data: dict[str, Any], where: str) -> None:

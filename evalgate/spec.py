@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evalgate.errors import SpecError
-from evalgate.records import compute_canonical_json, describe_validation_error
+from evalgate.records import compute_canonical_json
 from evalgate.redaction import REMOVED, is_secret_flag, is_secret_variable, redact_env
+from evalgate.validation import describe_validation_error
 
 BASELINE = "baseline"
 CANDIDATE = "candidate"

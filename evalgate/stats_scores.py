@@ -13,8 +13,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats as sps
-from scipy.optimize import brentq
+from scipy import special
 
 from evalgate.stats import ALPHA, CONFIDENCE, POWER, find_least
 
@@ -50,7 +49,10 @@ class PairedShareEstimate:
 
     def _solve(self, level: float) -> float:
         """The difference at which the score statistic equals the normal quantile of ``level``."""
-        quantile = float(sps.norm.ppf(level))
+        # This import takes long: only where there are 0/1 scores.
+        from scipy.optimize import brentq
+
+        quantile = float(special.ndtri(level))
 
         def excess(difference: float) -> float:
             return compute_tango_score(self.gains, self.losses, self.n, difference) - quantile
@@ -63,10 +65,12 @@ class PairedShareEstimate:
 
     def p_below(self, threshold: float) -> float:
         score = compute_tango_score(self.gains, self.losses, self.n, threshold)
-        p = float(sps.norm.cdf(score))
+        p = float(special.ndtr(score))
         if self.gains == 0 and threshold < 0:
             # At least so many losses when they happen at the rate of the threshold.
-            p = max(p, float(sps.binom.sf(self.losses - 1, self.n, -threshold)))
+            # (A binomial's upper tail is an incomplete beta function.)
+            many = special.betainc(self.losses, self.n - self.losses + 1, -threshold)
+            p = max(p, float(many) if self.losses else 1.0)
         return p
 
     def p_above(self, threshold: float) -> float:
@@ -83,7 +87,7 @@ class PairedShareEstimate:
 
     def minimum_detectable(self) -> float:
         variance = self.gains + self.losses - (self.gains - self.losses) ** 2 / self.n
-        reach = float(sps.norm.ppf(CONFIDENCE) + sps.norm.ppf(POWER))
+        reach = float(special.ndtri(CONFIDENCE) + special.ndtri(POWER))
         # With no spread seen, what n pairs can still hide is the least that can be told.
         return max(reach * math.sqrt(variance) / self.n, _upper_share(0, self.n))
 
@@ -122,8 +126,8 @@ def compute_mcnemar_p(gains: int, losses: int) -> float:
 
 
 def _upper_share(count: float, n: int) -> float:
-    return float(sps.beta.ppf(CONFIDENCE, count + 1, n - count)) if count < n else 1.0
+    return float(special.betaincinv(count + 1, n - count, CONFIDENCE)) if count < n else 1.0
 
 
 def _lower_share(count: float, n: int) -> float:
-    return float(sps.beta.ppf(ALPHA, count, n - count + 1)) if count > 0 else 0.0
+    return float(special.betaincinv(count, n - count + 1, ALPHA)) if count > 0 else 0.0

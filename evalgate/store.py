@@ -13,13 +13,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
-
-from pydantic import ValidationError
 
 from evalgate.errors import EvidenceError, StorageError, UsageError
 from evalgate.records import (
@@ -28,12 +25,13 @@ from evalgate.records import (
     RUN_FILE,
     SAMPLES_FILE,
     FidelityRecord,
-    Record,
+    LineRecord,
     RequestRecord,
     Run,
     SampleRecord,
     StoredRun,
-    parse_json,
+    parse_bytes,
+    parse_line,
     parse_record,
     render_record,
 )
@@ -45,7 +43,7 @@ MAX_RUN_BYTES = 64 * 1024 * 1024
 MAX_FILE_BYTES = 4 * 1024**3
 MAX_LINE_BYTES = 64 * 1024 * 1024
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=LineRecord)
 T = TypeVar("T")
 
 
@@ -185,7 +183,7 @@ def load_run(path: Path) -> StoredRun:
     if not (path / RUN_FILE).exists():
         raise UsageError(f"no such run: {path} holds no {RUN_FILE}")
     where = f"{path / RUN_FILE}"
-    run = parse_record(Run, _parse(_read_all(path / RUN_FILE), where), where)
+    run = parse_record(Run, parse_bytes(_read_all(path / RUN_FILE), where), where)
     torn_allowed = run.status != "complete"
     return StoredRun(
         label=str(path),
@@ -200,7 +198,7 @@ def load_telemetry(path: Path) -> list[dict[str, Any]]:
     """The machine samples of a run, a torn last line left out; empty when none were stored."""
     return [
         data
-        for data in _read_lines(path / TELEMETRY_FILE, torn_allowed=True, parse=_parse)
+        for data in _read_lines(path / TELEMETRY_FILE, torn_allowed=True, parse=parse_bytes)
         if isinstance(data, dict)
     ]
 
@@ -264,27 +262,6 @@ def _open_plain(path: Path, max_bytes: int) -> BinaryIO | None:
         os.close(number)
         raise EvidenceError(f"{path} is not a plain file of at most {max_bytes} bytes")
     return os.fdopen(number, "rb")
-
-
-def parse_line(kind: type[R], line: bytes, where: str) -> R:
-    """One stored line as a record. Raises EvidenceError: place, key and value.
-
-    Pydantic reads sound JSON in one step, in half of the time; what it refuses goes the long way
-    round, which finds the words for it. So does NaN, which it would let through inside ``extra``.
-    """
-    if b"NaN" not in line and b"Infinity" not in line:
-        with suppress(ValidationError):
-            return kind.model_validate_json(line)
-    return parse_record(kind, _parse(line, where), where)
-
-
-def _parse(raw: bytes, where: str) -> Any:
-    try:
-        return parse_json(raw.decode("utf-8"), where)
-    except UnicodeDecodeError as exc:
-        raise EvidenceError(f"{where}: not UTF-8 ({exc.reason} at byte {exc.start})") from None
-    except RecursionError:
-        raise EvidenceError(f"{where}: nested too deeply to be ours") from None
 
 
 def refuse_links(path: str, flags: int) -> int:

@@ -12,11 +12,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Layers of evalgate, lowest first; a module imports only from layers below its own.
 MEASURING = [
     {"errors"},
-    {"metrics"},
+    {"metrics", "validation"},
     {"records", "redaction"},
     {"spec"},
     {"sse", "routes", "progress", "embedded", "gpu", "server_log", "log_probs", "looks", "store"},
-    {"leftovers"},
+    {"leftovers", "origin"},
     {"environment", "memory", "telemetry", "generation", "wire"},
     {"server", "client"},
     {"replay", "sizing", "task_data", "task_prompts"},

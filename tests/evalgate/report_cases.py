@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import factories
+import msgspec
 import numpy as np
 
 from evalgate.metrics import compute_percentile
@@ -232,7 +233,7 @@ def make_rich_run(seed: int) -> StoredRun:
             changes["phase"] = "warmup"
         if i == 50:
             changes["chunk_ns"] = [n * 5 for n in r.chunk_ns]
-        placed.append(r.model_copy(update=changes))
+        placed.append(msgspec.structs.replace(r, **changes))
     placed[20] = factories.make_request(
         "candidate",
         bucket="4K-8K",

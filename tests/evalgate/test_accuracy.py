@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from factories import make_fidelity, make_pair_of_samples, make_sample, make_spec, make_stored
+from msgspec.structs import replace
 
 from evalgate.accuracy import estimate_fidelity, estimate_score
 from evalgate.compare import pair_samples, view, views_of_run
@@ -13,7 +14,7 @@ def score(samples, **options):
 
 def test_repeats_of_a_sample_are_not_new_evidence():
     once = make_pair_of_samples([1, 1, 0], [1, 0, 0])
-    thrice = [s.model_copy(update={"block": b}) for b in range(3) for s in once]
+    thrice = [replace(s, block=b) for b in range(3) for s in once]
     assert score(thrice).n_pairs == 3
     assert score(thrice).n_blocks == 3
     assert score(thrice).estimate.bounds() == score(once).estimate.bounds()

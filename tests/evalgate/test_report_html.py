@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import factories
 import pytest
+from msgspec.structs import replace
 from report_cases import HOSTILE, SECTIONS, make_rich_case, make_rule, make_verdict
 
 from evalgate.report import Context, render
@@ -171,7 +172,7 @@ def test_long_lists_are_cut_and_say_of_how_many():
 def test_a_large_run_makes_a_page_of_bounded_size():
     few = factories.simulate_requests(blocks=2, prompts=2)
     requests = [
-        r.model_copy(update={"prompt_id": f"{r.prompt_id}/{i}", "chunk_ns": [10**8 + i, 10**9 + i]})
+        replace(r, prompt_id=f"{r.prompt_id}/{i}", chunk_ns=[10**8 + i, 10**9 + i])
         for r in few
         for i in range(300)
     ]

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 from factories import make_request, make_spec, make_stored, simulate_requests
+from msgspec.structs import replace
 
 from evalgate.compare import find_common_baseline, pair_requests, view, views_of_run
 from evalgate.speed import estimate_speed
@@ -152,7 +153,7 @@ def test_p99_is_gated_from_100_values_up():
 
 def test_an_unknown_token_count_leaves_no_pair_for_tpot():
     records = [
-        make_request(arm, output_tokens=11).model_copy(update={"output_tokens": None})
+        replace(make_request(arm, output_tokens=11), output_tokens=None)
         for arm in ("baseline", "candidate")
     ]
     effect = estimate(records, "tpot")
@@ -166,10 +167,7 @@ def make_runs_with_drift(drift):
         simulate_requests(seed=seed, blocks=4, tpot_change=change, launch_sd=0.0005)
         for seed, change in ((1, 0.0), (2, 0.03))
     ]
-    slowed = [
-        r.model_copy(update={"chunk_ns": [round(t * (1 + drift)) for t in r.chunk_ns]})
-        for r in records[1]
-    ]
+    slowed = [replace(r, chunk_ns=[round(t * (1 + drift)) for t in r.chunk_ns]) for r in records[1]]
     return make_stored(records[0], label="r1"), make_stored(slowed, label="r2")
 
 

@@ -19,10 +19,11 @@ from evalgate.records import (
     Run,
     SampleRecord,
     parse_json,
+    parse_line,
     parse_record,
     render_record,
 )
-from evalgate.store import RunWriter, load_run, load_telemetry, parse_line
+from evalgate.store import RunWriter, load_run, load_telemetry
 
 RUN = Run(
     schema_version=1,

@@ -9,6 +9,7 @@ from factories import (
     make_stored,
     simulate_requests,
 )
+from msgspec.structs import replace
 
 from evalgate.compare import pair_requests, pair_samples, view, views_of_run
 from evalgate.policy import Validity
@@ -129,10 +130,7 @@ def test_prefix_cache_hits_by_usage_are_invalid():
 
 def test_hits_of_warm_up_requests_do_no_harm():
     warm = [make_request(a, phase="warmup", cached_tokens=9) for a in ("baseline", "candidate")]
-    assert (
-        check([*make_both(), *(w.model_copy(update={"prompt_id": "w"}) for w in warm)]).reasons
-        == []
-    )
+    assert check([*make_both(), *(replace(w, prompt_id="w") for w in warm)]).reasons == []
 
 
 def test_task_versions_that_differ_are_refused():
