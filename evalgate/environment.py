@@ -85,6 +85,29 @@ def read_environment(
     )
 
 
+def list_changes(before: Environment, now: Environment) -> list[str]:
+    """What differs between two environments of one arm, as ``vllm was 0.26.0, is 0.27.0``.
+
+    A commit counts where both are known; whether the checkout is dirty does not.
+    """
+    pairs: list[tuple[str, Any, Any]] = [
+        (name, getattr(before, name), getattr(now, name)) for name in ("gpu", "driver", "cpu")
+    ]
+    pairs += [
+        (name, before.packages.get(name), now.packages.get(name))
+        for name in sorted(before.packages.keys() | now.packages.keys())
+    ]
+    if before.git and now.git:
+        pairs.append(("git commit", before.git.get("commit"), now.git.get("commit")))
+    return [f"{name} was {_show(a)}, is {_show(b)}" for name, a, b in pairs if a != b]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, list):
+        return " and ".join(map(str, value))
+    return "not there" if value is None else str(value)
+
+
 def read_packages(python: str, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Versions of PACKAGES and of Python itself; what is not installed is left out."""
     command = [python, "-c", _ASK_PACKAGES, json.dumps(PACKAGES)]

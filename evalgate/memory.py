@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
@@ -11,36 +14,84 @@ from evalgate.errors import ServerStartError
 from evalgate.gpu import open_nvml
 from evalgate.leftovers import find_leftovers
 
-FRACTION_FLAGS = ("--gpu-memory-utilization", "--gpu_memory_utilization")
+FRACTION_FLAG = "--gpu-memory-utilization"
+BYTES_FLAG = "--kv-cache-memory-bytes"
+# A server has a GPU for each part of the model: the product of these, 1 each unless set.
+SPLIT_FLAGS = (
+    ("--tensor-parallel-size", "-tp"),
+    ("--pipeline-parallel-size", "-pp"),
+    ("--data-parallel-size", "-dp"),
+)
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 GIB = 2**30
 HOLDER_SHARE = 0.05  # of the machine's RAM: who has less is not worth naming
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device; ``holders``: ids of processes known to hold some of it."""
+    """Bytes of one device; ``holders``: ids of processes known to hold some of it; ``uuid``: its
+    name for life, where it has one."""
 
     device: str
     free_bytes: int
     total_bytes: int
     holders: tuple[int, ...]
+    uuid: str | None = None
 
 
 def read_memory() -> list[Memory]:
-    """Each GPU where there is one, else the machine's RAM; its holders are the processes with a
-    good share of it, and servers left behind."""
+    """Each GPU with memory of its own where there is one, else the machine's RAM; its holders are
+    the processes with a good share of it, and servers left behind."""
     with open_nvml() as nvml:
-        if nvml is None:
-            ram = psutil.virtual_memory()
-            holders = {*find_leftovers(), *_find_large(HOLDER_SHARE * ram.total)}
-            return [Memory("RAM", ram.available, ram.total, tuple(sorted(holders)))]
-        devices = []
-        for i in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(i)
-            info = nvml.nvmlDeviceGetMemoryInfo(handle)
-            pids = (p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-            devices.append(Memory(f"GPU {i}", info.free, info.total, tuple(sorted(pids))))
-        return devices
+        if nvml is not None:
+            handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+            gpus = [_read_gpu(nvml, i, handle) for i, handle in enumerate(handles)]
+            if known := [gpu for gpu in gpus if gpu is not None]:
+                return known
+    ram = psutil.virtual_memory()
+    holders = {*find_leftovers(), *_find_large(HOLDER_SHARE * ram.total)}
+    return [Memory("RAM", ram.available, ram.total, tuple(sorted(holders)))]
+
+
+def _read_gpu(nvml: Any, index: int, handle: Any) -> Memory | None:
+    """One GPU's memory; None of a card that shares the machine's, as it does not tell any."""
+    try:
+        info = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError:
+        return None
+    holders: list[int] = []
+    uuid = None
+    with suppress(nvml.NVMLError):  # not told to everybody
+        holders = [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    with suppress(nvml.NVMLError):
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
+    return Memory(f"GPU {index}", info.free, info.total, tuple(sorted(holders)), uuid)
+
+
+def select_used(
+    memories: Sequence[Memory], env: Mapping[str, str], args: Sequence[str]
+) -> list[Memory]:
+    """The devices that a server with this environment and these arguments would fill: the first
+    ones that it sees, as many as it splits the model over. Empty when that cannot be known."""
+    seen = list(memories)
+    if memories and memories[0].device != "RAM" and (named := env.get(DEVICES_VARIABLE)):
+        found = [_find_device(memories, name.strip()) for name in named.split(",")]
+        if None in found:
+            return []
+        seen = [device for device in found if device is not None]
+    count = math.prod(_parse_count(args, flags) for flags in SPLIT_FLAGS)
+    return seen[:count]
+
+
+def _find_device(memories: Sequence[Memory], name: str) -> Memory | None:
+    """The GPU of that number, or of that UUID or the beginning of one."""
+    for memory in memories:
+        if memory.device == f"GPU {name}":
+            return memory
+        if name and memory.uuid is not None and memory.uuid.startswith(name):
+            return memory
+    return None
 
 
 def check_memory(memories: Sequence[Memory], fraction: float) -> None:
@@ -72,16 +123,25 @@ def parse_memory_fraction(args: Sequence[str]) -> float | None:
 
     vLLM does not look at it when the KV cache is given in bytes.
     """
-    if any(arg.split("=")[0] == "--kv-cache-memory-bytes" for arg in args):
+    if _find_value(args, (BYTES_FLAG,)) is not None:
         return None
+    try:
+        return float(_find_value(args, (FRACTION_FLAG,)) or "")
+    except ValueError:
+        return None
+
+
+def _parse_count(args: Sequence[str], flags: Sequence[str]) -> int:
+    value = _find_value(args, flags) or ""
+    return max(int(value), 1) if value.isdigit() else 1
+
+
+def _find_value(args: Sequence[str], flags: Sequence[str]) -> str | None:
+    """The value of a flag, however it is written (vLLM takes "_" for "-"); None when not there."""
     for i, arg in enumerate(args):
         flag, equals, value = arg.partition("=")
-        if flag in FRACTION_FLAGS:
-            text = value if equals else (args[i + 1] if i + 1 < len(args) else "")
-            try:
-                return float(text)
-            except ValueError:
-                return None
+        if flag.replace("_", "-") in flags:
+            return value if equals else (args[i + 1] if i + 1 < len(args) else "")
     return None
 
 

@@ -31,6 +31,7 @@ from evalgate.memory import (
     describe_memory,
     parse_memory_fraction,
     read_memory,
+    select_used,
 )
 from evalgate.spec import PACKAGED_MODEL, ArmSpec, Spec
 from evalgate.tasks import check_task
@@ -213,13 +214,15 @@ def check_room(spec: Spec, memories: list[Memory]) -> Finding:
                 f"holds it ({describe_holders(memories[0])}), or lower {KV_SPACE_VARIABLE}"
             )
         return Finding("ok", f"{shown}; KV cache and weights take at least {need / GIB:.2f} GiB")
-    fractions = [f for arm in launched if (f := parse_memory_fraction(arm.args)) is not None]
-    # Arms that choose their GPUs themselves may well not share one.
-    together = spec.schedule.mode == "resident" and not any(
-        "CUDA_VISIBLE_DEVICES" in arm.env for arm in launched
-    )
-    if fractions:
-        check_memory(memories, sum(fractions) if together else max(fractions))
+    shares: dict[str, float] = {}
+    for arm in launched:
+        fraction = parse_memory_fraction(arm.args) or 0.0
+        for memory in select_used(memories, {**os.environ, **arm.env}, arm.args):
+            before = shares.get(memory.device, 0.0)
+            together = spec.schedule.mode == "resident"
+            shares[memory.device] = before + fraction if together else max(before, fraction)
+    for memory in memories:
+        check_memory([memory], shares.get(memory.device, 0.0))
     return Finding("ok", shown)
 
 

@@ -17,8 +17,10 @@ from pathlib import Path
 from evalgate import __version__
 from evalgate.block import Progress, RunState, measure_block
 from evalgate.embedded import ensure_packaged_model
+from evalgate.environment import list_changes, read_environment
 from evalgate.errors import EvalgateError, InterruptedRunError, StorageError, UsageError
 from evalgate.live import LiveArm, utc_now
+from evalgate.origin import forget_start, note_start, was_started_here
 from evalgate.preflight import find_model_folder, find_obstacles
 from evalgate.records import SCHEMA_VERSION, Run
 from evalgate.spec import (
@@ -80,6 +82,7 @@ def execute(
         evalgate_version=__version__,
         arms={},
     )
+    note_start(run.run_id, run.spec_sha256)  # first, so that no kill comes in between
     writer = RunWriter.create(out_dir, run)
     state = _build_state(spec, model_path, writer, run, progress, notes, calibrate)
     if until is not None:
@@ -105,7 +108,8 @@ def resume(
     number and stays on disk, excluded. ``open_rules`` as in ``UntilDecided``: needed for a run that
     began with it, without a use for any other.
 
-    Raises UsageError when the run is complete, or when ``spec`` is not the one it began with.
+    Raises UsageError when the run is complete, when ``spec`` is not the one it began with, when
+    none is given and this user did not begin the run here, or when the build is another one now.
     """
     stored = load_run(out_dir)
     own = build_spec(stored.run.spec, f"{out_dir}: run.json: spec")
@@ -122,7 +126,14 @@ def resume(
         raise UsageError(f"{out_dir} is complete: there is nothing to resume")
     if compute_spec_sha256(stored.run.spec) != stored.run.spec_sha256:
         raise UsageError(f"{out_dir}: the spec in run.json is not the one it began with: run anew")
+    if spec is None and not was_started_here(stored.run.run_id, stored.run.spec_sha256):
+        raise UsageError(
+            f"{out_dir} was not started by this user on this machine, as far as evalgate's cache "
+            "knows, and resuming launches the programs and sends to the servers that it names: "
+            f"name the spec that it is to follow (evalgate run SPEC.toml --resume {out_dir})"
+        )
     own = spec or restore_secrets(own, os.environ)
+    _check_same_build(stored.run, own, out_dir)
     warnings = _warn(own, out_dir, progress)
     model_path = resolve_model(own, progress)
     writer = RunWriter.reopen(out_dir)
@@ -134,7 +145,7 @@ def resume(
     for name, live in state.arms.items():
         if (arm := stored.run.arms.get(name)) is not None:
             seen |= {launch.block for launch in arm.launches}
-            live.launches = list(arm.launches)
+            live.launches, live.server_version = list(arm.launches), arm.server_version
             live.evidence = [e for e in arm.evidence if e.block in state.done]
             if arm.launches:  # else nobody has asked its interpreter yet
                 live.environment = arm.environment
@@ -145,6 +156,26 @@ def resume(
         state.stopping = Stopping.restore(begun, open_rules=lambda: open_rules(out_dir))
     _run_blocks(state)
     return out_dir
+
+
+def _check_same_build(run: Run, spec: Spec, out_dir: Path) -> None:
+    """Raise UsageError when an arm's blocks to come would run on another build or machine than
+    those that are stored: they would be averaged into one arm."""
+    changes = (
+        []
+        if run.evalgate_version == __version__
+        else [f"evalgate was {run.evalgate_version}, is {__version__}"]
+    )
+    for name, arm in run.arms.items():
+        if arm.launches and name in spec.arms:
+            python = spec.arms[name].python or sys.executable
+            now = read_environment(python, spec.arms[name].env)
+            changes += [f"{name}: {change}" for change in list_changes(arm.environment, now)]
+    if changes:
+        raise UsageError(
+            f"{out_dir} cannot be resumed, as what it measured is not there any more "
+            f"({'; '.join(changes)}): put it back, or start a new run"
+        )
 
 
 def _warn(spec: Spec, out_dir: Path, progress: Progress) -> list[str]:
@@ -206,6 +237,7 @@ def _run_blocks(state: RunState) -> None:
             state.save()
             block += 1
         state.save(status="complete", finished_at=utc_now())
+        forget_start(state.record.run_id)
     except KeyboardInterrupt:
         _save_failure(state, "interrupted")
         raise InterruptedRunError(
@@ -214,6 +246,9 @@ def _run_blocks(state: RunState) -> None:
         ) from None
     except EvalgateError as exc:
         _save_failure(state, str(exc))
+        raise
+    except Exception as exc:
+        _save_failure(state, f"internal error: {exc!r}")
         raise
 
 

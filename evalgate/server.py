@@ -23,9 +23,8 @@ import httpx
 import psutil
 
 from evalgate.errors import ServerDiedError, ServerError, ServerStartError, StorageError
-from evalgate.gpu import open_nvml
 from evalgate.leftovers import OWNER_VARIABLE, build_owner, make_folder
-from evalgate.memory import check_memory, read_memory
+from evalgate.memory import GIB, Memory, check_memory, read_memory, select_used
 from evalgate.memory import parse_memory_fraction as _parse_memory_fraction
 from evalgate.redaction import redact_args, redact_env
 from evalgate.server_log import explain_log, find_last_line
@@ -39,6 +38,7 @@ STOP_GRACE_S = 20.0  # vLLM ends within 3 s of SIGTERM; what has not by now will
 STOP_LIMIT_S = STOP_GRACE_S + 15.0
 LAST_S = 5.0  # for killed processes to be gone
 GPU_RELEASE_S = 30.0
+GPU_SLACK_BYTES = GIB // 2  # what others may have taken meanwhile
 POLL_S = 0.2
 MAX_LOG_BYTES = 4 * 1024 * 1024  # the end of a log that is read for its cause
 
@@ -75,6 +75,8 @@ class Server:
         self.pid = supervisor.pid
         self.command = redact_args(_build_command(plan, port))
         self.env = redact_env(plan.env)
+        # The server wants it of everybody, also where it inherits it from our own environment.
+        self.api_key = {**os.environ, **plan.env}.get("VLLM_API_KEY") or None
         self.started_at = datetime.now(UTC).isoformat()
         self.cold_start_s: float | None = None
         self._supervisor = supervisor
@@ -82,6 +84,7 @@ class Server:
         self._folder: str | None = None
         self._noted: set[psutil.Process] = set()
         self._engines: set[psutil.Process] = set()
+        self._memory_before: list[Memory] = []
         self._stopped = False
 
     @classmethod
@@ -92,13 +95,15 @@ class Server:
         Raises ServerStartError with the cause that the log names; nothing is left running then.
         Raises StorageError when the log cannot be written.
         """
+        before = select_used(read_memory(), {**os.environ, **plan.env}, plan.args)
         if (fraction := _parse_memory_fraction(plan.args)) is not None:
-            check_memory(read_memory(), fraction)
+            check_memory(before, fraction)
         hold = _hold_port(plan)
         with hold:
             port = hold.getsockname()[1]
             begun = time.monotonic()
             server = cls._spawn(plan, port)
+            server._memory_before = before
             try:
                 server._wait_until_ready(begun + plan.start_timeout_s, is_ready)
             except BaseException:
@@ -185,7 +190,7 @@ class Server:
         left = [process.pid for process in self._noted if _is_alive(process)]
         if left:
             raise ServerError(f"{self._name} left processes that will not end: {left}: kill them")
-        _wait_for_gpu({process.pid for process in self._noted})
+        _wait_for_gpu(self._memory_before)
 
     @property
     def _name(self) -> str:
@@ -232,8 +237,7 @@ class Server:
         return bool(pids)
 
     def _serves_model(self) -> bool:
-        key = {**os.environ, **self.plan.env}.get("VLLM_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         try:
             answer = httpx.get(
                 f"{self.base_url}/v1/models", headers=headers, timeout=5, trust_env=False
@@ -325,13 +329,14 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _wait_for_gpu(pids: set[int]) -> None:
-    """Wait until the driver has let go of the memory of ended processes, bounded."""
+def _wait_for_gpu(before: Sequence[Memory]) -> None:
+    """Wait until the driver has given back what the server took of its GPUs, bounded.
+
+    By free bytes: in a container the driver's process ids are not ours.
+    """
+    wanted = {m.device: m.free_bytes - GPU_SLACK_BYTES for m in before if m.device != "RAM"}
     deadline = time.monotonic() + GPU_RELEASE_S
-    while time.monotonic() < deadline:
-        with open_nvml() as nvml:
-            if nvml is None:
-                return
-        if not any(pids & set(memory.holders) for memory in read_memory()):
+    while wanted and time.monotonic() < deadline:
+        if all(m.free_bytes >= wanted.get(m.device, 0) for m in read_memory()):
             return
         time.sleep(POLL_S)

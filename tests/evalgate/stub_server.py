@@ -108,6 +108,8 @@ class StubServer:
         self.connections = 0
         self.rpc: dict[str, list[Any]] = {}
         self.reset_body: Any = {"success": True}
+        self.version = "0.0.0+stub"
+        self.api_key: str | None = None  # as vLLM, it asks for it below /v1 only
         # perf_counter_ns of each answer: when its request arrived, then before each piece sent.
         self.times: list[list[int]] = []
         self.on_answer: Callable[[str], None] | None = None  # called when all of one is sent
@@ -173,7 +175,10 @@ class _Handler(BaseHTTPRequestHandler):
         stub = self.server_stub
         path = self.path.split("?")[0]
         stub.requests.append((path, body, dict(self.headers)))
-        if path in ("/v1/completions", "/v1/chat/completions"):
+        wanted = stub.api_key and f"Bearer {stub.api_key}"
+        if wanted and path.startswith("/v1") and self.headers.get("Authorization") != wanted:
+            self._json({"error": "Unauthorized"}, 401)
+        elif path in ("/v1/completions", "/v1/chat/completions"):
             self._stream(stub.choose(body))
             if stub.on_answer is not None:
                 stub.on_answer(path)
@@ -190,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif not stub.vllm:
             self._json({"detail": "Not Found"}, 404)
         elif path == "/version":
-            self._json({"version": "0.0.0+stub"})
+            self._json({"version": stub.version})
         elif path == "/tokenize":
             text = body.get("prompt") or "".join(
                 f"<{m['role']}>{m['content']}" for m in body["messages"]
@@ -296,6 +301,7 @@ def main() -> None:
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     stub = StubServer(args.served_model_name, host=args.host, port=int(args.port))
+    stub.api_key = os.environ.get("VLLM_API_KEY")
     if "timed" in mode:
         timing = json.loads(os.environ["STUB_TIMING"])
         pieces = [" the"] * timing.pop("pieces")  # one token each to most tokenizers

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from evalgate import environment
-from evalgate.environment import read_environment, read_git, read_gpu, read_packages
+from evalgate.environment import (
+    list_changes,
+    read_environment,
+    read_git,
+    read_gpu,
+    read_packages,
+)
 from evalgate.errors import ServerStartError
+from evalgate.records import Environment
 
 
 def test_versions_come_from_the_arms_interpreter(tmp_path: Path) -> None:
@@ -74,3 +81,28 @@ def test_this_machine_gives_a_record(tmp_path: Path) -> None:
     assert "cores" in record.cpu
     assert record.git is None
     assert set(record.packages) <= {*environment.PACKAGES, "python"}
+
+
+def make_environment(**changes: object) -> Environment:
+    values = {"gpu": ["H200"], "driver": "570", "cpu": "c", "packages": {"vllm": "1"}, "git": None}
+    return Environment(**values | changes)
+
+
+def test_changes_of_a_build_are_told_with_both_values() -> None:
+    before = make_environment(git={"commit": "a", "dirty": False})
+    assert list_changes(before, before) == []
+    now = make_environment(
+        gpu=None, packages={"vllm": "2", "torch": "3"}, git={"commit": "b", "dirty": False}
+    )
+    assert list_changes(before, now) == [
+        "gpu was H200, is not there",
+        "torch was not there, is 3",
+        "vllm was 1, is 2",
+        "git commit was a, is b",
+    ]
+
+
+def test_work_on_files_and_another_folder_are_no_change_of_the_build() -> None:
+    before = make_environment(git={"commit": "a", "dirty": False})
+    assert list_changes(before, make_environment(git={"commit": "a", "dirty": True})) == []
+    assert list_changes(before, make_environment(git=None)) == []

@@ -116,10 +116,23 @@ def test_two_resident_servers_may_not_ask_for_more_than_one_gpu_has_free(model: 
     spec = make_spec(model, args=("--gpu-memory-utilization", "0.5"))
     with pytest.raises(ServerStartError, match=r"asks for 100%.*process ids: 7"):
         check_room(spec, gpu)
-    apart = make_spec(
-        model, args=("--gpu-memory-utilization", "0.5"), env={"CUDA_VISIBLE_DEVICES": "0"}
-    )
-    assert check_room(apart, gpu).status == "ok"
+
+
+def test_servers_on_gpus_of_their_own_do_not_share_and_need_no_others(model: Path) -> None:
+    gpus = [Memory(f"GPU {i}", free * GIB, 10 * GIB, ()) for i, free in enumerate((0, 8, 8))]
+    arms = {
+        name: {
+            "args": ["--max-num-batched-tokens", "512", "--gpu-memory-utilization", "0.7"],
+            "env": {"CUDA_VISIBLE_DEVICES": device},
+        }
+        for name, device in (("baseline", "1"), ("candidate", "2"))
+    }
+    assert check_room(make_spec(model, arms=arms), gpus).status == "ok"
+    arms["candidate"]["env"]["CUDA_VISIBLE_DEVICES"] = "1"
+    with pytest.raises(ServerStartError, match=r"GPU 1.*asks for 140%"):
+        check_room(make_spec(model, arms=arms), gpus)
+    one_after_the_other = {"schedule": {"mode": "alternating"}}
+    assert check_room(make_spec(model, arms=arms, **one_after_the_other), gpus).status == "ok"
 
 
 def test_a_results_folder_is_checked_before_it_is_made(tmp_path: Path) -> None:

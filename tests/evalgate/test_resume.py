@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evalgate import run as run_module
 from evalgate.commands import judge_measured
 from evalgate.errors import InterruptedRunError, UsageError
 from evalgate.run import execute, resume
-from evalgate.spec import Spec, parse_spec
+from evalgate.spec import Spec, compute_spec_sha256, parse_spec
 from evalgate.store import load_run
 
 HERE = Path(__file__).parent
@@ -29,6 +31,11 @@ class Interrupter:
     def say(self, text: str) -> None:
         if self._at is not None and self._at in text:
             raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -89,6 +96,85 @@ def test_a_run_broken_off_between_two_launches_goes_on_to_a_valid_verdict(
     assert verdict["invalid_reasons"] == []
     for file in folder.iterdir():
         assert "t0p" not in file.read_text(), file
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def test_a_strangers_run_launches_nothing_unless_the_spec_is_named(
+    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "r"
+    with pytest.raises(InterruptedRunError):
+        execute(spec, folder, Interrupter("starting baseline"))
+    monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path / "of another machine"))
+    monkeypatch.setenv("HF_TOKEN", "t0p")
+    with pytest.raises(
+        UsageError, match=r"not started by this user.*evalgate run SPEC\.toml --res"
+    ):
+        resume(folder, Interrupter())
+    assert list(folder.glob("server-*")) == []
+    resume(folder, Interrupter(), spec)
+    assert load_run(folder).run.status == "complete"
+
+
+def test_a_run_of_ours_with_another_spec_in_it_is_a_strangers(spec: Spec, tmp_path: Path) -> None:
+    """A stranger may send back a folder of ours, its spec and its digest made anew."""
+    folder = tmp_path / "r"
+    with pytest.raises(InterruptedRunError):
+        execute(spec, folder, Interrupter("starting baseline"))
+    path = folder / "run.json"
+    run = json.loads(path.read_text())
+    run["spec"]["arms"]["candidate"]["args"] += ["--flag"]
+    run["spec_sha256"] = compute_spec_sha256(run["spec"])
+    path.write_text(json.dumps(run))
+    with pytest.raises(UsageError, match="not started by this user"):
+        resume(folder, Interrupter())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda run: run["arms"]["baseline"]["environment"]["packages"].update(vllm="0.1"),
+         "baseline: vllm was 0.1, is not there"),
+        (lambda run: run.update(evalgate_version="0.0.1"), "evalgate was 0.0.1, is "),
+    ],
+)  # fmt: skip
+def test_a_run_whose_build_was_changed_meanwhile_is_not_continued(
+    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, told: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "t0p")
+    folder = tmp_path / "r"
+    with pytest.raises(InterruptedRunError):
+        execute(spec, folder, Interrupter("starting candidate"))
+    path = folder / "run.json"
+    run = json.loads(path.read_text())
+    change(run)
+    path.write_text(json.dumps(run))
+    with pytest.raises(UsageError, match=told):
+        resume(folder, Interrupter())
+    assert json.loads(path.read_text()) == run
+
+
+def test_a_server_that_wants_the_key_of_our_own_shell_is_given_it(
+    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launched vLLM inherits VLLM_API_KEY and then refuses whoever does not send it."""
+    monkeypatch.setenv("VLLM_API_KEY", "t0p-k3y")
+    folder = tmp_path / "r"
+    execute(spec, folder, Interrupter())
+    assert load_run(folder).run.status == "complete"
+    for file in folder.iterdir():
+        assert "t0p-k3y" not in file.read_text(), file
+
+
+def test_an_unforeseen_error_leaves_a_run_that_says_failed(
+    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "measure_block", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        execute(spec, tmp_path / "r", Interrupter())
+    stored = load_run(tmp_path / "r").run
+    assert stored.status == "failed"
+    assert "ZeroDivisionError" in stored.extra["failure"]
 
 
 def test_a_spec_that_was_changed_on_disk_is_not_resumed(spec: Spec, tmp_path: Path) -> None:

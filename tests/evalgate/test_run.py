@@ -85,6 +85,11 @@ def reply(body: dict) -> Answer:
     return plain_answer(["A", "B"], prompt_tokens=len(prompt), ttft_s=0.002, tpot_s=0.01)
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def stub():
     with StubServer(max_model_len=8192, reply=reply) as server:
@@ -212,6 +217,16 @@ def test_a_resume_with_another_spec_is_refused(stub, tmp_path):
         execute(make_spec(stub), tmp_path / "r", Watcher(interrupt_after=3))
     with pytest.raises(UsageError, match="another spec"):
         resume(tmp_path / "r", Watcher(), make_spec(stub, seed=6))
+
+
+def test_a_server_that_was_upgraded_meanwhile_does_not_answer_for_the_rest(stub, tmp_path):
+    with pytest.raises(InterruptedRunError):
+        execute(make_spec(stub, blocks=2), tmp_path / "r", Watcher(interrupt_after=11))
+    stub.version = "0.0.1"
+    asked = len(generations(stub))
+    with pytest.raises(ServerAnswerError, match=r"version 0\.0\.1 now and was 0\.0\.0\+stub"):
+        resume(tmp_path / "r", Watcher())
+    assert len(generations(stub)) == asked
 
 
 def test_a_complete_run_is_not_resumed(stub, tmp_path):

@@ -297,6 +297,31 @@ def test_a_start_without_memory_is_refused_before_it_is_tried(
     assert not plan.log_path.exists()
 
 
+def test_gpus_that_the_server_does_not_see_need_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memories = [Memory("GPU 0", 0, 10 * GIB, ()), Memory("GPU 1", 10 * GIB, 10 * GIB, ())]
+    monkeypatch.setattr(server_module, "read_memory", lambda: memories)
+    args = ["--gpu-memory-utilization", "0.9"]
+    with pytest.raises(ServerStartError, match="GPU 0 has 0"):
+        Server.launch(make_plan(tmp_path, args=args))
+    with Server.launch(make_plan(tmp_path, args=args, env={"CUDA_VISIBLE_DEVICES": "1"})):
+        pass
+
+
+def test_a_stop_waits_until_the_gpus_memory_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By free bytes, as in a container the driver names other process ids than ours."""
+    free = [10 * GIB, 2 * GIB, 4 * GIB, 10 * GIB, 0]
+    read = iter(free)
+    monkeypatch.setattr(
+        server_module, "read_memory", lambda: [Memory("GPU 0", next(read), 10 * GIB, ())]
+    )
+    Server.launch(make_plan(tmp_path)).stop()
+    assert list(read) == [0]
+
+
 @pytest.mark.parametrize(
     ("args", "fraction"),
     [
