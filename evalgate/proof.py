@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from evalgate.compare import ArmView
-from evalgate.records import LaunchEvidence
+from evalgate.records import LaunchEvidence, is_finite
 from evalgate.routes import merge_forms, strip_form
 
 FALLBACK = "fallback"
@@ -73,6 +74,11 @@ def _check_required(candidate: ArmView, required: list[str], found: Findings) ->
             f"partly the stock kernels'; {remedy}"
         )
     proofs = [e for e in candidate.evidence if e.routes is not None]
+    if idle := [e.block for e in proofs if e.patch and e.patch.get("active") is False]:
+        found.reasons.append(
+            f"{candidate.title}, block {', '.join(map(str, idle))}: the patch does not serve every "
+            f"attention layer, so the numbers are partly the stock kernels'; {remedy}"
+        )
     if counts and not proofs:
         found.warnings.append(
             f"{candidate.title}: routes are counted, but not reconciled with layers x steps, as "
@@ -216,7 +222,7 @@ def _list_changed_canaries(side: ArmView) -> list[tuple[str, str]]:
         ((e.canary or {}).get("cold_text"), (e.canary or {}).get("warm_text"))
         for e in side.evidence
     ]
-    return [(c, w) for c, w in texts if c is not None and w is not None and c != w]
+    return [(c, w) for c, w in texts if isinstance(c, str) and isinstance(w, str) and c != w]
 
 
 def _count_routes(side: ArmView) -> dict[str, int]:
@@ -244,5 +250,9 @@ def _asks_int8(side: ArmView) -> bool:
 
 
 def _read_bytes(side: ArmView) -> float | None:
-    values = [(e.kv_cache or {}).get(BYTES_KEY) for e in side.evidence]
-    return max((float(v) for v in values if v is not None), default=None)
+    """The most bytes that a token takes in a layer; a worker lists them where layers differ."""
+    values: list[Any] = []
+    for evidence in side.evidence:
+        value = (evidence.kv_cache or {}).get(BYTES_KEY)
+        values += value if isinstance(value, list) else [value]
+    return max((v for v in values if isinstance(v, int | float) and is_finite(v)), default=None)

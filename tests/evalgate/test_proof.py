@@ -2,7 +2,7 @@ import pytest
 from factories import make_arm, make_request, make_spec, make_stored
 
 from evalgate.compare import views_of_run
-from evalgate.proof import check_proof
+from evalgate.proof import BYTES_KEY, check_proof
 
 LAUNCH = {"python": "python", "args": ["--max-num-batched-tokens", "4096"], "env": {}}
 REQUIRED = ["prefix", "decode"]
@@ -108,6 +108,11 @@ def test_one_step_past_a_stop_is_allowed_for_each_request(extra_steps, sound):
     assert (check(evidence, required=REQUIRED).reasons == []) is sound
 
 
+def test_a_patch_that_leaves_layers_to_the_stock_kernels_is_invalid():
+    evidence = make_evidence(patch={"active": False})
+    assert_only(check(evidence, required=REQUIRED), "every attention layer", "block 0")
+
+
 def test_the_clients_expectation_is_enough_without_a_count_of_steps():
     assert check(make_evidence(route_steps=None), required=REQUIRED).reasons == []
     found = check(make_evidence(route_steps=None, expected_steps=None), required=REQUIRED)
@@ -152,6 +157,26 @@ def test_pages_that_save_nothing_are_invalid():
         extra={"evidence": [{"block": 0, "kv_cache": {"bytes_per_token_per_layer": 2080}}]}
     )
     assert_only(check(make_evidence(), baseline=baseline), "2080 bytes", "not less")
+
+
+def test_layers_with_pages_of_different_sizes_are_held_to_the_largest():
+    """A worker lists what differs between its layers."""
+    baseline = make_arm(
+        extra={
+            "evidence": [{"block": 0, "kv_cache": {"dtype": "auto", BYTES_KEY: 4096}}],
+        }
+    )
+    pages = {"dtype": "int8", BYTES_KEY: [2080, 4096]}
+    assert_only(check(make_evidence(kv_cache=pages), baseline=baseline), "4096", "not less")
+    pages = {"dtype": "int8", BYTES_KEY: [1040, 2080]}
+    assert check(make_evidence(kv_cache=pages), baseline=baseline).reasons == []
+
+
+def test_what_is_no_number_and_no_text_in_a_strangers_evidence_is_passed_over():
+    evidence = make_evidence(
+        kv_cache={"dtype": "int8", BYTES_KEY: "many"}, canary={"cold_text": 5, "warm_text": 6}
+    )
+    assert check(evidence).reasons == []
 
 
 def test_int8_without_any_evidence_is_invalid_and_by_the_servers_word_a_warning():
