@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,11 +33,13 @@ from evalgate.memory import (
     read_memory,
     select_used,
 )
-from evalgate.spec import PACKAGED_MODEL, ArmSpec, Spec
+from evalgate.redaction import is_secret_variable
+from evalgate.spec import PACKAGED_MODEL, PATCHES, ArmSpec, Spec
 from evalgate.tasks import check_task
 
 MIN_RESULTS_BYTES = 256 * 2**20  # records, logs and reports of a long run
 MIN_CACHE_BYTES = 1536 * 2**20  # the packaged model in float32, and its scratch
+SERVER_PREFIX = "VLLM_"
 CONTEXT_FLAG = "--max-model-len"
 KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # GiB
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
@@ -65,6 +67,7 @@ def list_quick_checks(spec: Spec, folder: Path) -> list[tuple[str, Check]]:
     ]
     if any(not arm.attached for arm in spec.arms.values()):
         checks += [
+            ("inherited settings", lambda: check_inherited(spec, os.environ)),
             ("model", lambda: check_model(spec)),
             ("lengths", lambda: check_launched_lengths(spec)),
             ("memory", lambda: check_room(spec, read_memory())),
@@ -92,6 +95,36 @@ def check_leftovers() -> Finding:
         f"servers of an earlier evalgate still run and hold memory and processors (process ids: "
         f"{pids}): end them (kill {pids}), as they slow down what is measured",
     )
+
+
+def check_inherited(spec: Spec, env: Mapping[str, str]) -> Finding:
+    """Does our own environment ``env``, which every launched server inherits, decide what it is?
+
+    Raises UsageError where it would patch an arm that is to be stock: both arms would be the
+    candidate then, and no evidence would say so.
+    """
+    launched = {name: arm for name, arm in spec.arms.items() if not arm.attached}
+    for patch in PATCHES.values():
+        for name, arm in launched.items():
+            if env.get(patch.switch) and arm.patch is None and patch.switch not in arm.env:
+                raise UsageError(
+                    f"{patch.switch}={env[patch.switch]} is set here, and the arm {name} would "
+                    f"inherit it and be patched too: unset {patch.switch}"
+                )
+    stray = sorted(
+        name
+        for name in env
+        if name.startswith(SERVER_PREFIX)
+        and not is_secret_variable(name)
+        and any(name not in arm.env for arm in launched.values())
+    )
+    if stray:
+        return Finding(
+            "warning",
+            f"servers inherit {', '.join(stray)}, which no record keeps: unset them, or set them "
+            "in the env of each arm, so that the run can be repeated",
+        )
+    return Finding("ok", "nothing that is set here decides what a server does")
 
 
 def check_folder(folder: Path) -> Finding:

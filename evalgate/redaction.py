@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 REMOVED = "(removed)"
 _SECRET = r"(api[_-]?key|key|token|secret|password|passwd|credentials?)$"
 _VARIABLE = re.compile(r"(?:^|_)" + _SECRET, re.IGNORECASE)
-_FLAG = re.compile(r"^--(?:.*-)?" + _SECRET, re.IGNORECASE)
+_FLAG = re.compile(r"^--(?:.*[-_])?" + _SECRET, re.IGNORECASE)
 
 
 def is_secret_variable(name: str) -> bool:
@@ -17,7 +17,7 @@ def is_secret_variable(name: str) -> bool:
 
 
 def is_secret_flag(argument: str) -> bool:
-    """True of --api-key, --hf-token or --api-key=VALUE."""
+    """True of --api-key, --hf-token, --hf_token (vLLM takes both) or --api-key=VALUE."""
     return _FLAG.match(argument.partition("=")[0]) is not None
 
 

@@ -32,12 +32,14 @@ MODEL_FLAGS = ("--model", "--served-model-name", "--host", "--port", "--api-key"
 class Patch:
     """How a patch is asked for: by flags and environment only, and how its routes are read out.
 
-    ``plugin`` is its entry point in vLLM's group ``vllm.general_plugins``; ``check`` are arguments
-    of the interpreter that compare its kernels with their reference, and exit 0 when all is well.
+    ``switch`` is the variable that turns it on, wherever a server has it from; ``plugin`` is its
+    entry point in vLLM's group ``vllm.general_plugins``; ``check`` are arguments of the interpreter
+    that compare its kernels with their reference, and exit 0 when all is well.
     """
 
     args: tuple[str, ...]
     env: dict[str, str]
+    switch: str
     report_rpc: str
     plugin: str
     check: tuple[str, ...]
@@ -47,6 +49,7 @@ PATCHES = {
     "int8_kv": Patch(
         args=("--worker-extension-cls", "kernels_patch.worker.WorkerExtension"),
         env={"KERNELS_PATCH": "int8_kv", "VLLM_SERVER_DEV_MODE": "1"},
+        switch="KERNELS_PATCH",
         report_rpc="kernels_patch_report",
         plugin="kernels_patch_int8_kv",
         check=("-m", "kernels_patch", "check", "--quick"),
@@ -90,7 +93,7 @@ class ArmSpec(SpecModel):
         if self.patch is not None and self.patch not in PATCHES:
             raise ValueError(f"patch {self.patch!r} is unknown; known: {', '.join(PATCHES)}")
         for arg in self.args:
-            if arg.split("=", 1)[0] in MODEL_FLAGS:
+            if arg.split("=", 1)[0].replace("_", "-") in MODEL_FLAGS:  # vLLM takes both
                 raise ValueError(f"{arg!r} is set by evalgate: remove it from args")
             if is_secret_flag(arg):
                 raise ValueError(

@@ -43,7 +43,15 @@ def make_attached(base_url: str, max_tokens: int = 2000) -> Spec:
 
 def make_patch(plugin: str = "p", **changes: Any) -> Patch:
     return Patch(
-        **{"args": (), "env": {}, "report_rpc": "r", "plugin": plugin, "check": (), **changes}
+        **{
+            "args": (),
+            "env": {},
+            "switch": "S",
+            "report_rpc": "r",
+            "plugin": plugin,
+            "check": (),
+            **changes,
+        }
     )
 
 

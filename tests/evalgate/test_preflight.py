@@ -17,6 +17,7 @@ from evalgate.leftovers import make_folder
 from evalgate.memory import GIB, Memory
 from evalgate.preflight import (
     check_folder,
+    check_inherited,
     check_key,
     check_launched_lengths,
     check_leftovers,
@@ -133,6 +134,26 @@ def test_servers_on_gpus_of_their_own_do_not_share_and_need_no_others(model: Pat
         check_room(make_spec(model, arms=arms), gpus)
     one_after_the_other = {"schedule": {"mode": "alternating"}}
     assert check_room(make_spec(model, arms=arms, **one_after_the_other), gpus).status == "ok"
+
+
+def test_a_switch_in_our_own_shell_may_not_patch_the_baseline_too(model: Path) -> None:
+    shell = {"KERNELS_PATCH": "int8_kv"}
+    stock = {"args": ["--max-num-batched-tokens", "512"]}
+    arms = {"baseline": stock, "candidate": {**stock, "patch": "int8_kv"}}
+    with pytest.raises(UsageError, match=r"KERNELS_PATCH=int8_kv .* arm baseline .*: unset"):
+        check_inherited(make_spec(model, arms=arms), shell)
+    asked = {"baseline": {**stock, "env": shell}, "candidate": {**stock, "patch": "int8_kv"}}
+    assert check_inherited(make_spec(model, arms=asked), shell).status == "ok"
+    assert check_inherited(make_spec(model, arms=arms), {"KERNELS_PATCH": ""}).status == "ok"
+
+
+def test_settings_that_servers_inherit_unrecorded_are_warned_of(model: Path) -> None:
+    shell = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_API_KEY": "k", "HOME": "/h"}
+    finding = check_inherited(make_spec(model), shell)
+    assert finding.status == "warning"
+    assert "VLLM_CPU_KVCACHE_SPACE, which no record keeps" in finding.message
+    told = make_spec(model, env={"VLLM_CPU_KVCACHE_SPACE": "4"})
+    assert check_inherited(told, shell).status == "ok"
 
 
 def test_a_results_folder_is_checked_before_it_is_made(tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_a_spec_resolves_to_the_same_spec_again():
         ),
         (
             'args = ["--max-num-batched-tokens", "4096"]',
+            'args = ["--served_model_name=x", "--max-num-batched-tokens", "4096"]',
+            r"'--served_model_name=x' is set by evalgate",
+        ),
+        (
+            'args = ["--max-num-batched-tokens", "4096"]',
             'args = ["--hf-token", "t0p", "--max-num-batched-tokens", "4096"]',
             r"--hf-token shows its value",
         ),

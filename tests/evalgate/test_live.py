@@ -1,0 +1,80 @@
+"""What one arm says of itself while it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stub_server import StubServer
+
+from evalgate.client import Client
+from evalgate.errors import ServerAnswerError
+from evalgate.live import LiveArm
+from evalgate.spec import build_spec
+
+REPORT = {"routes": {"decode": 4}, "kv_cache": {"dtype": "int8"}, "layers": 4}
+
+
+@pytest.fixture
+def stub():
+    with StubServer("m") as server:
+        yield server
+
+
+@pytest.fixture
+def arm(stub: StubServer, tmp_path: Path):
+    """A patched arm that is connected to the stub, as one that it launched."""
+    spec = build_spec(
+        {
+            "name": "s",
+            "model": {"name": "m", "path": "m"},
+            "arms": {
+                "candidate": {"args": ["--max-num-batched-tokens", "512"], "patch": "int8_kv"}
+            },
+            "load": {
+                "buckets": [{"name": "b", "min_tokens": 100, "max_tokens": 200, "prompts": 1}]
+            },
+        },
+        "spec",
+    )
+    live = LiveArm(
+        name="candidate",
+        spec=spec,
+        arm=spec.arms["candidate"],
+        model_path="m",
+        python="python",
+        log_path=lambda arm, block: tmp_path / "log",
+        run_id="r",
+    )
+    with Client(stub.base_url, "m") as live._client:
+        yield live
+
+
+def read(arm: LiveArm, stub: StubServer, reports: list[Any]) -> None:
+    stub.rpc["kernels_patch_report"] = reports
+    arm.mark("ready")
+    arm.mark("end")
+    arm._keep_evidence()
+
+
+def test_workers_that_agree_are_one_report(arm: LiveArm, stub: StubServer) -> None:
+    read(arm, stub, [REPORT, dict(REPORT)])
+    assert arm.evidence[0].layers == 4
+    assert arm.kv_cache_dtype == "int8"
+
+
+def test_a_worker_that_did_otherwise_than_the_first_is_not_overlooked(
+    arm: LiveArm, stub: StubServer
+) -> None:
+    stock = {**REPORT, "routes": {"decode": 0, "fallback": 4}}
+    with pytest.raises(ServerAnswerError, match="2 workers of the candidate server report diff"):
+        read(arm, stub, [REPORT, stock])
+
+
+def test_pages_that_differ_between_layers_are_named_together(
+    arm: LiveArm, stub: StubServer
+) -> None:
+    read(arm, stub, [{**REPORT, "kv_cache": {"dtype": ["bfloat16", "int8"]}}])
+    assert arm.kv_cache_dtype == "bfloat16 and int8"
+    assert arm.build_record().kv_cache_dtype == "bfloat16 and int8"
