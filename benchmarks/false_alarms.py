@@ -26,7 +26,8 @@ import statsmodels
 from scipy import stats as sps
 from statsmodels.regression.mixed_linear_model import MixedLM
 
-from evalgate.compare import Columns, RequestPairs
+from evalgate.columns import Columns
+from evalgate.compare import RequestPairs
 from evalgate.speed import estimate_speed
 
 SEED = 20261129
@@ -69,7 +70,8 @@ def judge_ours(tpot_s: np.ndarray) -> bool:
         Columns(values, values, values, np.full(n, 100.0)) for values in tpot_s.reshape(2, n)
     ]
     pairs = RequestPairs(
-        pairs=[(None, None)] * n,  # type: ignore[list-item]  # estimates read columns only
+        sides=(None, None),  # type: ignore[arg-type]  # estimates read columns only
+        rows=(np.arange(n), np.arange(n)),
         block=np.repeat(np.arange(launches), prompts),
         bucket=np.zeros(n, dtype=int),
         prompt=np.tile(np.arange(prompts), launches),

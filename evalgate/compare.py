@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from evalgate.columns import Columns, Facts, number_by_appearance, number_keys, tabulate
 from evalgate.errors import EvidenceError, UsageError
-from evalgate.metrics import compute_latencies_s
 from evalgate.records import (
     Arm,
     FidelityRecord,
@@ -109,9 +109,18 @@ class ArmView:
         return [r for r in self.requests if r.phase == "measure"]
 
     @cached_property
+    def _table(self) -> tuple[Columns, Facts]:
+        return tabulate(self.measured)
+
+    @property
     def columns(self) -> Columns:
-        """The values of ``measured``, in its order."""
-        return _build_columns(self.measured)
+        """What speed is computed from, a row for each of ``measured``."""
+        return self._table[0]
+
+    @property
+    def facts(self) -> Facts:
+        """What validity is judged by, a row for each of ``measured``."""
+        return self._table[1]
 
     @property
     def patch(self) -> str | None:
@@ -165,6 +174,7 @@ def view(stored: StoredRun, arm: str | None = None) -> ArmView:
 
 
 AnyRecord = TypeVar("AnyRecord", RequestRecord, SampleRecord, FidelityRecord)
+AnyOutput = TypeVar("AnyOutput", RequestRecord, SampleRecord)
 
 
 def views_of_run(stored: StoredRun) -> tuple[ArmView, ArmView]:
@@ -173,30 +183,17 @@ def views_of_run(stored: StoredRun) -> tuple[ArmView, ArmView]:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Values of requests as arrays; NaN where a value does not exist (``compute_latencies_s``)."""
-
-    ttft_s: np.ndarray
-    tpot_s: np.ndarray
-    e2el_s: np.ndarray
-    output_tokens: np.ndarray
-
-    def take(self, rows: np.ndarray) -> Columns:
-        return Columns(
-            self.ttft_s[rows], self.tpot_s[rows], self.e2el_s[rows], self.output_tokens[rows]
-        )
-
-
-@dataclass(frozen=True)
 class RequestPairs:
     """Measured requests in pairs. ``bucket`` and ``prompt`` number the pairs' buckets and prompts.
 
+    ``rows`` says where each pair's two requests stand among the measured of ``sides``.
     ``references`` are the two arms' own baselines, request by request, when a ratio of ratios is
     asked for. ``unpaired`` counts, for each arm, requests of blocks that both have without a
     partner; ``dropped_blocks`` are blocks of one arm only.
     """
 
-    pairs: list[tuple[RequestRecord, RequestRecord]]
+    sides: tuple[ArmView, ArmView]
+    rows: tuple[np.ndarray, np.ndarray]
     block: np.ndarray
     bucket: np.ndarray
     prompt: np.ndarray
@@ -208,11 +205,33 @@ class RequestPairs:
     dropped_blocks: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.block)
 
     @property
     def blocks(self) -> list[int]:
         return [int(b) for b in np.unique(self.block)]
+
+    @property
+    def pairs(self) -> list[tuple[RequestRecord, RequestRecord]]:
+        """The records of all pairs."""
+        return self.select(np.ones(len(self), dtype=bool))
+
+    def select(self, wanted: np.ndarray) -> list[tuple[RequestRecord, RequestRecord]]:
+        """The records of the pairs where ``wanted`` is true."""
+        left, right = (side.measured for side in self.sides)
+        rows = (found[wanted].tolist() for found in self.rows)
+        return [(left[i], right[j]) for i, j in zip(*rows, strict=True)]
+
+    @cached_property
+    def facts(self) -> tuple[Facts, Facts]:
+        """What validity is judged by, a row for each pair, of either side."""
+        found = [side.facts.take(rows) for side, rows in zip(self.sides, self.rows, strict=True)]
+        return found[0], found[1]
+
+    @cached_property
+    def same_text(self) -> np.ndarray:
+        """1 where both outputs have the same text, 0 where not, NaN where one is unknown."""
+        return _find_same_text(self.pairs)
 
 
 def pair_requests(
@@ -225,30 +244,50 @@ def pair_requests(
     Raises EvidenceError when a key occurs twice in an arm: such evidence cannot be paired.
     """
     sides = [baseline, candidate, *(references or ())]
-    indexes = [_index(side.measured, side, "request") for side in sides]
-    keys = sorted(indexes[0].keys() & indexes[1].keys())
-    for index in indexes[2:]:
-        keys = [k for k in keys if k in index]
-    common = {k[0] for k in indexes[0]} & {k[0] for k in indexes[1]}
-    every = {k[0] for k in indexes[0]} | {k[0] for k in indexes[1]}
-    matched = set(keys)
-    unpaired = [sum(k[0] in common and k not in matched for k in index) for index in indexes[:2]]
-    rows = [np.array([index[k] for k in keys], dtype=int) for index in indexes]
+    keys = number_keys([side.measured for side in sides])
+    places = np.full((len(sides), keys.n), -1)
+    for side, place, codes in zip(sides, places, keys.code, strict=True):
+        _refuse_twice(side, codes)
+        place[codes] = np.arange(len(codes))
+    matched = (places >= 0).all(axis=0)
+    rows = places[:, matched]
     columns = [side.columns.take(found) for side, found in zip(sides, rows, strict=True)]
-    bucket_names, bucket = _number([k[1] for k in keys])
-    _, prompt = _number([(k[1], k[2]) for k in keys])
-    left, right = baseline.measured, candidate.measured
+    block, bucket, prompt = (keys.parts[name] for name in ("block", "bucket", "prompt_id"))
+    ours, theirs = block.place[:2]
+    common = np.intersect1d(ours, theirs)
+    unpaired = [
+        int(np.sum(np.isin(place, common) & ~matched[codes]))
+        for place, codes in ((ours, keys.code[0]), (theirs, keys.code[1]))
+    ]
+    bucket_place, prompt_place = bucket.place[0][rows[0]], prompt.place[0][rows[0]]
+    first, bucket_number = number_by_appearance(bucket_place)
+    _, prompt_number = number_by_appearance(bucket_place * len(prompt.distinct) + prompt_place)
     return RequestPairs(
-        pairs=[(left[i], right[j]) for i, j in zip(*rows[:2], strict=True)],
-        block=np.array([k[0] for k in keys], dtype=int),
-        bucket=bucket,
-        prompt=prompt,
-        bucket_names=bucket_names,
+        sides=(baseline, candidate),
+        rows=(rows[0], rows[1]),
+        block=np.array(block.distinct, dtype=int)[ours[rows[0]]],
+        bucket=bucket_number,
+        prompt=prompt_number,
+        bucket_names=[bucket.distinct[i] for i in bucket_place[first]],
         baseline=columns[0],
         candidate=columns[1],
         references=(columns[2], columns[3]) if references else None,
         unpaired=(unpaired[0], unpaired[1]),
-        dropped_blocks=tuple(sorted(every - common)),
+        dropped_blocks=tuple(block.distinct[i] for i in np.setxor1d(ours, theirs)),
+    )
+
+
+def _refuse_twice(side: ArmView, codes: np.ndarray) -> None:
+    """Each key once in an arm, given by number."""
+    twice = np.flatnonzero(np.bincount(codes)[codes] > 1)
+    if len(twice):
+        raise _two_records(side, "request", side.measured[twice[0]].key)
+
+
+def _two_records(side: ArmView, noun: str, key: tuple[Any, ...]) -> EvidenceError:
+    return EvidenceError(
+        f"{side.title}: two {noun} records have the key {key}, so pairs are not defined: the run "
+        "was appended to, run it again into a new folder"
     )
 
 
@@ -262,14 +301,19 @@ class SamplePairs:
     def __len__(self) -> int:
         return len(self.pairs)
 
+    @cached_property
+    def same_text(self) -> np.ndarray:
+        """As of requests."""
+        return _find_same_text(self.pairs)
+
 
 def pair_samples(baseline: ArmView, candidate: ArmView) -> SamplePairs:
     """Pair samples by (block, task, sample_id).
 
     Raises EvidenceError when a key occurs twice in an arm.
     """
-    left = _index(baseline.samples, baseline, "sample")
-    right = _index(candidate.samples, candidate, "sample")
+    left = _index(baseline.samples, baseline)
+    right = _index(candidate.samples, candidate)
     common = {k[0] for k in left} & {k[0] for k in right}
     keys = sorted(left.keys() & right.keys())
     unpaired = [
@@ -311,44 +355,23 @@ def _identify_build(side: ArmView) -> tuple[Any, ...]:
     )
 
 
-def compute_identical_share(
-    pairs: Iterable[tuple[RequestRecord | SampleRecord, RequestRecord | SampleRecord]],
-) -> float | None:
-    """`identical_outputs`: share of pairs with the same output text; None when none is known."""
-    same = [
-        a.output_text == b.output_text
-        for a, b in pairs
-        if a.output_text is not None and b.output_text is not None
-    ]
-    return sum(same) / len(same) if same else None
+def compute_identical_share(same: np.ndarray) -> float | None:
+    """`identical_outputs`: share of pairs with the same output text, from 1, 0 and NaN (one text
+    is unknown); None when none is known."""
+    known = same[~np.isnan(same)]
+    return float(np.mean(known)) if len(known) else None
 
 
-def _index(records: Sequence[Any], side: ArmView, noun: str) -> dict[Any, int]:
-    """Where in ``records`` each key stands."""
-    keys = [record.key for record in records]
+def _find_same_text(pairs: Iterable[tuple[AnyOutput, AnyOutput]]) -> np.ndarray:
+    texts = ((a.output_text, b.output_text) for a, b in pairs)
+    return np.array([None if None in (x, y) else x == y for x, y in texts], dtype=float)
+
+
+def _index(samples: Sequence[SampleRecord], side: ArmView) -> dict[tuple[int, str, str], int]:
+    """Where in ``samples`` each key stands."""
+    keys = [sample.key for sample in samples]
     index = {key: i for i, key in enumerate(keys)}
     if len(index) < len(keys):
         twice = next(key for i, key in enumerate(keys) if index[key] != i)
-        raise EvidenceError(
-            f"{side.title}: two {noun} records have the key {twice}, so pairs are not "
-            "defined: the run was appended to, run it again into a new folder"
-        )
+        raise _two_records(side, "sample", twice)
     return index
-
-
-def _build_columns(records: Sequence[RequestRecord]) -> Columns:
-    absent = (np.nan, np.nan, np.nan)
-    raw = [
-        (r.chunk_ns[0], r.chunk_ns[-1], r.output_tokens) if r.chunk_ns and not r.error else absent
-        for r in records
-    ]
-    first_ns, last_ns, tokens = np.array(raw, dtype=float).reshape(-1, 3).T
-    tokens = np.where(tokens > 0, tokens, np.nan)
-    return Columns(*compute_latencies_s(first_ns, last_ns, tokens), tokens)
-
-
-def _number(values: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
-    """Distinct values in order of appearance, and each value's number."""
-    numbers: dict[Any, int] = {}
-    codes = [numbers.setdefault(value, len(numbers)) for value in values]
-    return list(numbers), np.array(codes, dtype=int)

@@ -9,10 +9,12 @@ correction); invalid comes before fail, fail before inconclusive, inconclusive b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
+
+import numpy as np
 
 from evalgate.accuracy import estimate_fidelity, estimate_score
 from evalgate.compare import (
@@ -201,19 +203,21 @@ class Evidence:
 
     @cached_property
     def _identical_requests(self) -> dict[str | None, float | None]:
-        return _share_by(self.requests.pairs, lambda request: request.bucket)
+        names = np.array([*self.requests.bucket_names, None])[self.requests.bucket]
+        return _share_by(self.requests.same_text, names)
 
     @cached_property
     def _identical_samples(self) -> dict[str | None, float | None]:
-        return _share_by(self.samples.pairs, lambda sample: sample.task)
+        names = [sample.task for sample, _ in self.samples.pairs]
+        return _share_by(self.samples.same_text, np.array(names, dtype=object))
 
 
-def _share_by(pairs: Sequence[Any], name: Callable[[Any], str]) -> dict[str | None, float | None]:
+def _share_by(same: np.ndarray, names: np.ndarray) -> dict[str | None, float | None]:
     """Shares of identical outputs by name, and under None over all pairs."""
-    groups: dict[str | None, list[Any]] = {None: list(pairs)}
-    for pair in pairs:
-        groups.setdefault(name(pair[0]), []).append(pair)
-    return {key: compute_identical_share(found) for key, found in groups.items()}
+    return {
+        None: compute_identical_share(same),
+        **{name: compute_identical_share(same[names == name]) for name in dict.fromkeys(names)},
+    }
 
 
 def judge(

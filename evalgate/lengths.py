@@ -6,19 +6,30 @@ are judged against the baseline's, pair by pair. Returns reasons as sentences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from evalgate.columns import is_cut
 from evalgate.compare import RequestPairs, SamplePairs
 from evalgate.policy import Validity
-from evalgate.records import RequestRecord, SampleRecord
+from evalgate.records import SampleRecord
 from evalgate.stats import Estimate, estimate_bootstrap_strata
 
-Pairs = Sequence[tuple[RequestRecord | SampleRecord, RequestRecord | SampleRecord]]
-
 SURE_RATIO = 2.0  # beyond this the ratio speaks for itself, however few the pairs
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Pairs of outputs without a failure, [pairs, (baseline, candidate)]; NaN where unknown.
+
+    ``is_cut`` is 1 for an output that ended by finish_reason "length"; ``unit`` names the prompt.
+    """
+
+    tokens: np.ndarray
+    is_cut: np.ndarray
+    unit: Sequence[object]
 
 
 @dataclass(frozen=True)
@@ -34,15 +45,13 @@ def check_lengths(
 
     ``forced``: the load ran to its token limit by ``ignore_eos``, so only the tasks say anything.
     """
-    sources: list[tuple[str, Pairs]] = []
-    if not forced:
-        sources.append(("load", _keep_good(requests.pairs)))
-    task_pairs = _keep_good(samples.pairs)
-    sources.append(("tasks", task_pairs))
+    task_pairs = [(a, b) for a, b in samples.pairs if a.error is None and b.error is None]
+    sources = {} if forced else {"load": _collect_load(requests)}
+    sources["tasks"] = _collect_tasks(task_pairs)
     reasons = []
-    for name, pairs in sources:
-        reasons += _check_ratio(name, pairs, limits.max_length_ratio)
-        reasons += _check_finish(name, pairs, limits.max_length_finish_increase)
+    for name, outputs in sources.items():
+        reasons += _check_ratio(name, outputs, limits.max_length_ratio)
+        reasons += _check_finish(name, outputs.is_cut, limits.max_length_finish_increase)
     reasons += _check_repetition(task_pairs, limits.max_repetition_increase)
     warnings = []
     if forced and not task_pairs:
@@ -53,11 +62,29 @@ def check_lengths(
     return LengthFindings(reasons, warnings)
 
 
-def _check_ratio(name: str, pairs: Pairs, limit: float) -> list[str]:
-    counts = [(a.output_tokens, b.output_tokens) for a, b in pairs]
-    tokens = np.array(counts, dtype=float).reshape(-1, 2)  # None becomes NaN
-    known = ~np.isnan(tokens).any(axis=1)
-    tokens = tokens[known]
+def _collect_load(requests: RequestPairs) -> Outputs:
+    good = ~np.any([side.failed for side in requests.facts], axis=0)
+
+    def stack(name: str) -> np.ndarray:
+        return np.stack([getattr(side, name)[good] for side in requests.facts], axis=1)
+
+    return Outputs(stack("output_tokens"), stack("is_cut"), requests.prompt[good])
+
+
+def _collect_tasks(pairs: Sequence[tuple[SampleRecord, SampleRecord]]) -> Outputs:
+    def stack(read: Callable[[SampleRecord], float | None]) -> np.ndarray:
+        return np.array([(read(a), read(b)) for a, b in pairs], dtype=float).reshape(-1, 2)
+
+    return Outputs(
+        stack(lambda sample: sample.output_tokens),
+        stack(lambda sample: is_cut(sample.finish_reason)),
+        [(a.task, a.sample_id) for a, _ in pairs],
+    )
+
+
+def _check_ratio(name: str, outputs: Outputs, limit: float) -> list[str]:
+    known = _find_known(outputs.tokens)
+    tokens = outputs.tokens[known]
     if limit == 0 or not len(tokens):
         return []
     totals = tokens.sum(axis=0)
@@ -70,7 +97,7 @@ def _check_ratio(name: str, pairs: Pairs, limit: float) -> list[str]:
     if ratio <= limit:
         return []
     sign = 1 if totals[1] > totals[0] else -1
-    units = [_name_unit(a) for (a, _), counted in zip(pairs, known, strict=True) if counted]
+    units = [unit for unit, counted in zip(outputs.unit, known, strict=True) if counted]
     estimate = estimate_length_ratio(tokens, units)
     proven = ratio > SURE_RATIO
     shown = "beyond doubt at this size"
@@ -105,34 +132,32 @@ def estimate_length_ratio(tokens: np.ndarray, units: Sequence[object]) -> Estima
     return estimate_bootstrap_strata(statistic, [np.arange(len(numbers))], "bootstrap", "prompts")
 
 
-def _check_finish(name: str, pairs: Pairs, limit: float) -> list[str]:
+def _check_finish(name: str, marks: np.ndarray, limit: float) -> list[str]:
     return _check_increase(
-        [
-            (a.finish_reason == "length", b.finish_reason == "length")
-            for a, b in pairs
-            if a.finish_reason is not None and b.finish_reason is not None
-        ],
+        marks[_find_known(marks)],
         f'{name}: the share of outputs that ended by finish_reason "length"',
         "max_length_finish_increase",
         limit,
     )
 
 
-def _check_repetition(pairs: Pairs, limit: float) -> list[str]:
+def _check_repetition(
+    pairs: Sequence[tuple[SampleRecord, SampleRecord]], limit: float
+) -> list[str]:
+    marks = [("repetition" in a.flags, "repetition" in b.flags) for a, b in pairs]
     return _check_increase(
-        [("repetition" in a.flags, "repetition" in b.flags) for a, b in pairs],
+        np.array(marks, dtype=float),
         "tasks: the share of outputs flagged as repetition",
         "max_repetition_increase",
         limit,
     )
 
 
-def _check_increase(
-    marks: Sequence[tuple[bool, bool]], what: str, key: str, limit: float
-) -> list[str]:
-    if not marks:
+def _check_increase(marks: np.ndarray, what: str, key: str, limit: float) -> list[str]:
+    """``marks``: 1 or 0 for each output, [pairs, (baseline, candidate)]."""
+    if not len(marks):
         return []
-    before, after = np.mean(np.array(marks), axis=0)
+    before, after = np.mean(marks, axis=0)
     # Shares are quotients of counts: a rise of exactly the limit must not fail by rounding.
     if after - before <= limit + 1e-12:
         return []
@@ -142,9 +167,6 @@ def _check_increase(
     ]
 
 
-def _keep_good(pairs: Pairs) -> Pairs:
-    return [(a, b) for a, b in pairs if a.error is None and b.error is None]
-
-
-def _name_unit(record: RequestRecord | SampleRecord) -> object:
-    return record.key[1:3]
+def _find_known(values: np.ndarray) -> np.ndarray:
+    """The pairs of which both values are known."""
+    return ~np.isnan(values).any(axis=1)

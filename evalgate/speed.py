@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from evalgate.compare import Bucket, Columns, RequestPairs
+from evalgate.columns import Columns
+from evalgate.compare import Bucket, RequestPairs
 from evalgate.effects import Effect
 from evalgate.metrics import METRICS, PERCENTILE_METHOD, Metric, compute_normalised_s
 from evalgate.spread import compute_spread

@@ -31,7 +31,7 @@ def summarise(side: ArmView, pairs: RequestPairs | None = None) -> dict[str, Any
     requests' TPOT; percentiles interpolate linearly. ``pairs`` of (baseline, this arm) give the
     token counts for the normalised figures.
     """
-    own, good = side.columns, np.array([r.error is None for r in side.measured], dtype=bool)
+    own, good = side.columns, ~side.facts.failed
     places = np.array([r.bucket for r in side.measured], dtype=object)
     normalised = (own, own.output_tokens, places)
     if pairs is not None:

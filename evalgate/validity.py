@@ -11,6 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from evalgate.columns import TimeFault
 from evalgate.compare import ArmView, RequestPairs, SamplePairs
 from evalgate.differences import describe_difference, is_allowed, list_differences
 from evalgate.lengths import check_lengths
@@ -125,15 +128,19 @@ def check_success(
     requests: RequestPairs, samples: SamplePairs, min_success: float, *, count_unpaired: bool
 ) -> list[str]:
     """Load and each task apart. ``count_unpaired``: within one run, no partner is a failure."""
-    groups: dict[str, list] = {"load": list(requests.pairs)}
+    load_failed = requests.select(np.any([side.failed for side in requests.facts], axis=0))
+    groups: dict[str, tuple[int, list]] = {"load": (len(requests), load_failed)}
+    by_task = defaultdict(list)
     for a, b in samples.pairs:
-        groups.setdefault(f"task {a.task}", []).append((a, b))
-    reasons = []
-    for name, pairs in groups.items():
+        by_task[f"task {a.task}"].append((a, b))
+    for name, pairs in by_task.items():
         failed = [(a, b) for a, b in pairs if a.error is not None or b.error is not None]
+        groups[name] = (len(pairs), failed)
+    reasons = []
+    for name, (n_pairs, failed) in groups.items():
         unpaired = requests.unpaired if name == "load" else (0, 0)
         lost = sum(unpaired) if count_unpaired else 0
-        total = len(pairs) + lost
+        total = n_pairs + lost
         if not total or 1 - (len(failed) + lost) / total >= min_success:
             continue
         share = 1 - (len(failed) + lost) / total
@@ -167,17 +174,19 @@ def _describe_failures(failed: Iterable[tuple], unpaired: tuple[int, int]) -> st
 
 def check_prompts(requests: RequestPairs, samples: SamplePairs) -> list[str]:
     """Both arms of a pair must have read the same prompt."""
+    left, right = (side.prompt_tokens for side in requests.facts)
+    load = requests.select((left != right) & ~np.isnan(left) & ~np.isnan(right))
+    tasks = [
+        (a, b)
+        for a, b in samples.pairs
+        if None not in (a.prompt_tokens, b.prompt_tokens) and a.prompt_tokens != b.prompt_tokens
+    ]
     reasons = []
-    for name, pairs in (("load", requests.pairs), ("tasks", samples.pairs)):
-        differ = [
-            (a, b)
-            for a, b in pairs
-            if None not in (a.prompt_tokens, b.prompt_tokens) and a.prompt_tokens != b.prompt_tokens
-        ]
+    for name, differ, total in (("load", load, len(requests)), ("tasks", tasks, len(samples))):
         if differ:
             a, b = differ[0]
             reasons.append(
-                f"{name}: prompt token counts differ in {len(differ)} of {len(pairs)} pairs (first "
+                f"{name}: prompt token counts differ in {len(differ)} of {total} pairs (first "
                 f"{a.key}: baseline {a.prompt_tokens}, candidate {b.prompt_tokens}); give both "
                 "arms the same tokenizer, template and prompts"
             )
@@ -195,15 +204,15 @@ def check_in_buckets(baseline: ArmView, candidate: ArmView) -> list[str]:
     reasons = []
     for side in (baseline, candidate):
         buckets = {b.name: b for b in side.buckets}
-        outside = [
-            r
-            for r in side.measured
-            if r.bucket in buckets
-            and r.prompt_tokens is not None
-            and not buckets[r.bucket].holds(r.prompt_tokens)
-        ]
-        if outside:
-            first = outside[0]
+        places = np.array([r.bucket for r in side.measured], dtype=object)
+        tokens = side.facts.prompt_tokens
+        leaves = np.zeros(len(places), dtype=bool)
+        for bucket in buckets.values():  # an unknown length is on neither side of a bound
+            beyond = (tokens < bucket.min_tokens) | (tokens >= bucket.max_tokens)
+            leaves |= (places == bucket.name) & beyond
+        outside = np.flatnonzero(leaves)
+        if len(outside):
+            first = side.measured[outside[0]]
             bucket = buckets[first.bucket]
             reasons.append(
                 f"{side.title}: {len(outside)} prompts leave their bucket by the server's count "
@@ -211,7 +220,7 @@ def check_in_buckets(baseline: ArmView, candidate: ArmView) -> list[str]:
                 f"holds {bucket.min_tokens} to below {bucket.max_tokens}); build the prompts "
                 "again with that server's tokenizer"
             )
-        strange = sorted({r.bucket for r in side.measured} - buckets.keys()) if buckets else []
+        strange = sorted(set(places) - buckets.keys()) if buckets else []
         if strange:
             reasons.append(
                 f"{side.title}: requests in bucket {', '.join(strange)}, which the run's spec "
@@ -225,13 +234,13 @@ def check_prefix_cache(baseline: ArmView, candidate: ArmView) -> list[str]:
     remedy = "send a cache salt, or a nonce at the front of each prompt, or turn the cache off"
     reasons = []
     for side in (baseline, candidate):
-        hit = [r for r in side.measured if r.cached_tokens]
-        if hit:
-            cached = sum(r.cached_tokens for r in hit)
-            total = sum(r.prompt_tokens or 0 for r in side.measured)
+        hits = int(np.sum(side.facts.cached_tokens > 0))
+        if hits:
+            cached = int(np.nansum(side.facts.cached_tokens))
+            total = int(np.nansum(side.facts.prompt_tokens))
             share = f" ({cached / total:.1%} of all prompt tokens)" if total else ""
             reasons.append(
-                f"{side.title}: {len(hit)} of {len(side.measured)} measured requests found "
+                f"{side.title}: {hits} of {len(side.measured)} measured requests found "
                 f"{cached} tokens in the prefix cache{share}; {remedy}"
             )
         for evidence in side.evidence:
@@ -288,9 +297,10 @@ def _join(values: set) -> str:
 def check_durations(baseline: ArmView, candidate: ArmView) -> list[str]:
     reasons = []
     for side in (baseline, candidate):
-        faults = [(r, fault) for r in side.measured if (fault := find_time_fault(r)) is not None]
-        if faults:
-            record, fault = faults[0]
+        faults = np.flatnonzero(side.facts.time_fault)
+        if len(faults):
+            record = side.measured[faults[0]]
+            fault = describe_time_fault(record, TimeFault(side.facts.time_fault[faults[0]]))
             reasons.append(
                 f"{side.title}: the times of {len(faults)} requests cannot be right (first "
                 f"{record.key}: {fault}); such a client clock cannot be trusted, run again"
@@ -298,26 +308,21 @@ def check_durations(baseline: ArmView, candidate: ArmView) -> list[str]:
     return reasons
 
 
-def find_time_fault(record: RequestRecord) -> str | None:
-    """What is wrong with the times of a successful request, None when nothing is.
-
-    Several tokens in one chunk leave TPOT without a value, which is no fault; several chunks at
-    one moment are.
-    """
-    if record.error is not None:
-        return None
+def describe_time_fault(record: RequestRecord, fault: TimeFault) -> str:
+    """Several tokens in one chunk leave TPOT without a value, which is no fault; several chunks at
+    one moment are."""
     chunks = record.chunk_ns
-    if not chunks:
-        return f"{record.output_tokens} output tokens, no chunk" if record.output_tokens else None
-    if chunks[0] <= 0:
-        return f"first chunk {chunks[0]} ns after sending"
-    if list(chunks) != sorted(chunks):
-        return "chunk times run backwards"
-    if len(chunks) > 1 and chunks[-1] == chunks[0]:
-        return f"{len(chunks)} chunks in no time"
-    if record.end_ns is not None and record.end_ns < chunks[-1]:
-        return f"stream ended at {record.end_ns} ns, before its last chunk at {chunks[-1]} ns"
-    return None
+    match fault:
+        case TimeFault.NO_CHUNK:
+            return f"{record.output_tokens} output tokens, no chunk"
+        case TimeFault.NOT_AFTER_SENDING:
+            return f"first chunk {chunks[0]} ns after sending"
+        case TimeFault.BACKWARDS:
+            return "chunk times run backwards"
+        case TimeFault.NO_TIME:
+            return f"{len(chunks)} chunks in no time"
+        case _:
+            return f"stream ended at {record.end_ns} ns, before its last chunk at {chunks[-1]} ns"
 
 
 def list_warnings(
@@ -355,7 +360,7 @@ def list_warnings(
         )
         if lost := sum(requests.unpaired) + sum(samples.unpaired):
             warnings.append(f"{lost} records have no partner in the other run and were left out")
-    unknown = sum(a.prompt_tokens is None or b.prompt_tokens is None for a, b in requests.pairs)
+    unknown = int(np.sum(np.any([np.isnan(f.prompt_tokens) for f in requests.facts], axis=0)))
     if unknown:
         warnings.append(f"{unknown} load pairs have no prompt token count from the server")
     for side in {v.run.run_id: v for v in (baseline, candidate)}.values():

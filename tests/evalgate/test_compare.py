@@ -110,13 +110,15 @@ def test_a_run_that_broke_off_before_an_arm_says_so():
 
 
 def test_identical_outputs_is_the_share_of_equal_texts():
-    pairs = [
-        (make_request(), make_request("candidate")),
-        (make_request(), make_request("candidate", output_text="else")),
-        (make_request(), make_request("candidate", error="timeout")),
+    records = [
+        *(make_request(prompt_id=name) for name in "pqr"),
+        make_request("candidate", prompt_id="p"),
+        make_request("candidate", prompt_id="q", output_text="else"),
+        make_request("candidate", prompt_id="r", error="timeout"),
     ]
-    assert compute_identical_share(pairs) == 0.5
-    assert compute_identical_share(pairs[2:]) is None
+    same = pair_requests(*make_views(records)).same_text
+    assert compute_identical_share(same) == 0.5
+    assert compute_identical_share(same[2:]) is None
 
 
 def test_a_damaged_bucket_in_a_stored_spec_is_named():
