@@ -23,7 +23,7 @@ from evalgate.explain import explain
 from evalgate.gate import Verdict, judge
 from evalgate.policy import Policy, parse_policy
 from evalgate.progress import RunProgress
-from evalgate.records import StoredRun
+from evalgate.records import RUN_FILE, StoredRun
 from evalgate.report.trend import render_trend
 from evalgate.run import UntilDecided, execute, resume
 from evalgate.spec import BASELINE, CANDIDATE, Spec, parse_spec
@@ -200,26 +200,26 @@ def bound_gain(verdict: Verdict, profile: str) -> str:
 def show_trend(results: str, pinned: str | None, kind: str) -> Answer:
     """`evalgate trend`: every run in the folder that holds both arms, each judged again now.
 
-    Runs that cannot be read, are not finished or have one arm are skipped by name in the answer.
+    Runs that cannot be read or have one arm are skipped by name in the answer.
     """
     folder = Path(results)
     if not folder.is_dir():
         raise UsageError(f"no results folder {results!r}: name the folder that holds the runs")
+    if (folder / RUN_FILE).exists():
+        raise UsageError(f"{results} is a run: name the folder that holds it and other nights")
     nights, skipped = [], []
-    for path in sorted(p.parent for p in folder.glob("*/run.json")):
+    for path in sorted(p.parent for p in folder.glob(f"*/{RUN_FILE}")):
         try:
             stored = load_run(path)
             if is_calibration(stored.run):
                 continue
             verdict = judge_run(stored, choose_policy(None, stored.run, stored.label), None)
         except EvalgateError as exc:
-            skipped.append(f"skipped {path.name}: {exc}")
+            skipped.append(f"{path.name}: {exc}")
             continue
-        nights.append(Night(path.name, stored.run.started_at, verdict.to_json()))
-    text = render_trend(kind, build_trend(nights, pinned))
-    if kind == "text" and skipped:
-        text = "\n".join([text.rstrip(), *skipped])
-    return Answer(text, EXIT_PASS)
+        subject = f"{stored.run.name} of {stored.run.arms[BASELINE].model}"
+        nights.append(Night(path.name, stored.run.started_at, verdict.to_json(), subject))
+    return Answer(render_trend(kind, build_trend(nights, pinned, skipped)), EXIT_PASS)
 
 
 def load_spec(name: str | None, policy: str | None) -> tuple[Spec, list[str]]:

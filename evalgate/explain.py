@@ -17,7 +17,8 @@ def explain(verdict: Verdict) -> str:
 
 def _explain_evidence(verdict: Verdict) -> Iterator[str]:
     if verdict.invalid_reasons:
-        yield f"1. The evidence is invalid, for {len(verdict.invalid_reasons)} reasons:"
+        n = len(verdict.invalid_reasons)
+        yield f"1. The evidence is invalid, for {n} reason{'' if n == 1 else 's'}:"
         yield from (f"   - {reason}" for reason in verdict.invalid_reasons)
     else:
         yield "1. The evidence can carry a verdict."

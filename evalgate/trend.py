@@ -26,11 +26,15 @@ MIN_PENALTY = 15.0
 
 @dataclass(frozen=True)
 class Night:
-    """One stored verdict: the run's name, its start (ISO-8601, UTC), the JSON verdict."""
+    """One stored verdict: the run's name, its start (ISO-8601, UTC), the JSON verdict.
+
+    ``subject`` says what was measured, as nights of another spec or model are no trend of this one.
+    """
 
     name: str
     started_at: str
     verdict: Mapping[str, Any]
+    subject: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,28 @@ class Series:
 
 @dataclass(frozen=True)
 class Trend:
-    """Nights in order of their start, valid ones only, and the night that all are held against."""
+    """Nights in order of their start, valid ones only, and the night that all are held against.
+
+    ``left_out``: names of invalid ones; ``others``: names of those of another subject;
+    ``skipped``: a sentence for each run that could not be judged at all.
+    """
 
     nights: tuple[Night, ...]
     pinned: str
     left_out: tuple[str, ...]
     series: tuple[Series, ...]
+    others: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
-def build_trend(nights: Sequence[Night], pinned: str | None = None) -> Trend:
+def build_trend(
+    nights: Sequence[Night], pinned: str | None = None, skipped: Sequence[str] = ()
+) -> Trend:
     """Put nights in order and look for steps in every figure.
 
-    Nights with an invalid verdict are named and left out. ``pinned`` is the name of the night that
-    counts as right; without one it is the oldest. Raises UsageError when there is no night, or none
-    of that name.
+    Nights with an invalid verdict, and those of another subject, are named and left out.
+    ``pinned`` is the name of the night that counts as right; without one it is the oldest of the
+    latest night's subject. Raises UsageError when there is no night, or none of that name.
     """
     ordered = sorted(nights, key=lambda n: (n.started_at, n.name))
     valid = [n for n in ordered if n.verdict["status"] != "invalid"]
@@ -85,21 +97,25 @@ def build_trend(nights: Sequence[Night], pinned: str | None = None) -> Trend:
     if not valid:
         raise UsageError(
             f"no night with a valid verdict among {len(ordered)}: run `evalgate run` into this "
-            "folder first"
+            f"folder first{''.join(f'; {reason}' for reason in skipped)}"
         )
+    subjects = {n.name: n.subject for n in valid}
+    if pinned is not None and pinned not in subjects:
+        raise UsageError(
+            f"the pinned night {pinned!r} is not among the valid ones: {', '.join(subjects)}"
+        )
+    subject = valid[-1].subject if pinned is None else subjects[pinned]
+    others = tuple(n.name for n in valid if n.subject != subject)
+    valid = [n for n in valid if n.subject == subject]
     names = [n.name for n in valid]
     reference = names[0] if pinned is None else pinned
-    if reference not in names:
-        raise UsageError(
-            f"the pinned night {reference!r} is not among the valid ones: {', '.join(names)}"
-        )
     figures = [dict(_read_figures(n.verdict["summary"])) for n in valid]
     keys = dict.fromkeys(key for night in figures for key in night)
     series = [
         _build_series(key, [night.get(key) for night in figures], names, names.index(reference))
         for key in keys
     ]
-    return Trend(tuple(valid), reference, left_out, tuple(series))
+    return Trend(tuple(valid), reference, left_out, tuple(series), others, tuple(skipped))
 
 
 def find_steps(values: Sequence[float]) -> list[int]:
@@ -158,14 +174,14 @@ def _build_series(
         change = float(np.mean(known[at:after]) - np.mean(known[before:at]))
         worse = (change < 0) == higher_is_better
         steps.append(Step(places[at], names[places[at]], change, worse))
-    reference = values[pinned]
+    reference, last = values[pinned], values[-1]
     return Series(
         name=name,
         unit=unit,
         higher_is_better=higher_is_better,
         values=tuple(values),
         noise=compute_noise(known),
-        against_pinned=None if reference is None or not known else known[-1] - reference,
+        against_pinned=None if reference is None or last is None else last - reference,
         steps=tuple(steps),
         note=note,
     )

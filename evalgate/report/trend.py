@@ -43,8 +43,8 @@ def _render_text(trend: Trend) -> str:
     out = io.StringIO()
     console = Console(file=out, width=100, highlight=False, emoji=False, color_system=None)
     console.print(Text(_explain(trend)))
-    if trend.left_out:
-        console.print(Text(_describe_left_out(trend)))
+    for line in _describe_left_out(trend):
+        console.print(Text(line))
     table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for i, head in enumerate(HEADS):
         table.add_column(head, justify="right" if i else "left", overflow="fold")
@@ -62,6 +62,8 @@ def _render_json(trend: Trend) -> str:
     data = {
         "pinned": trend.pinned,
         "left_out": list(trend.left_out),
+        "others": list(trend.others),
+        "skipped": list(trend.skipped),
         "nights": [
             {"name": n.name, "started_at": n.started_at, "status": n.verdict["status"]}
             for n in trend.nights
@@ -91,7 +93,7 @@ def _render_html(trend: Trend) -> str:
     return load_template("trend.html.j2").render(
         trend=trend,
         explanation=_explain(trend),
-        left_out=_describe_left_out(trend) if trend.left_out else "",
+        left_out=_describe_left_out(trend),
         steps=_describe_steps(trend),
         heads=HEADS,
         rows=_build_rows(trend),
@@ -108,8 +110,16 @@ def _explain(trend: Trend) -> str:
     )
 
 
-def _describe_left_out(trend: Trend) -> str:
-    return f"Left out as invalid: {printable(', '.join(trend.left_out))}."
+def _describe_left_out(trend: Trend) -> list[str]:
+    lines = [
+        f"{what}: {printable(', '.join(names))}."
+        for what, names in (
+            ("Left out as invalid", trend.left_out),
+            ("Left out, as they measured something else", trend.others),
+        )
+        if names
+    ]
+    return [*lines, *(f"Skipped: {printable(reason)}" for reason in trend.skipped)]
 
 
 def _build_rows(trend: Trend) -> list[tuple[str, ...]]:

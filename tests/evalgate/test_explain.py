@@ -28,7 +28,7 @@ def test_every_rule_is_explained_and_the_sum_follows():
 
 def test_invalid_evidence_is_explained_first():
     text = explain_run(status="failed")
-    assert text.startswith("1. The evidence is invalid, for 1 reasons:\n   - run r1 is 'failed'")
+    assert text.startswith("1. The evidence is invalid, for 1 reason:\n   - run r1 is 'failed'")
     assert text.endswith("INVALID, exit code 4.")
 
 

@@ -29,7 +29,11 @@ def test_only_secrets_are_removed() -> None:
         "OMP_NUM_THREADS": "1",
     }
     assert redact_args(["--hf_token", "a", "--api-key=b", "--tokenizer", "c"]) == [
-        "--hf_token", "(removed)", "--api-key=(removed)", "--tokenizer", "c",
+        "--hf_token",
+        "(removed)",
+        "--api-key=(removed)",
+        "--tokenizer",
+        "c",
     ]
     assert redact_args(["--hf-token", "a", "--api_key=b"]) == [
         "--hf-token", "(removed)", "--api_key=(removed)",

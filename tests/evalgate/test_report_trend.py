@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from report_cases import HOSTILE, make_night, make_noisy_nights
@@ -37,6 +38,15 @@ def test_the_page_plots_each_series_and_loads_nothing(trend):
     assert text.count('class="plot"') == len(trend.series)
     assert "default-src 'none'" in text
     assert "<script" not in text
+
+
+@pytest.mark.parametrize("format_name", TREND_FORMATS)
+def test_whatever_is_left_out_is_named_in_every_format(format_name):
+    nights = [make_night(1), make_night(2, status="invalid"), make_night(3)]
+    other = replace(make_night(2), name="of-another-model", subject="another")
+    text = render_trend(format_name, build_trend([*nights, other], skipped=["torn: is damaged"]))
+    for name in ("night-02", "of-another-model", "torn: is damaged"):
+        assert name in text
 
 
 @pytest.mark.parametrize("format_name", TREND_FORMATS)

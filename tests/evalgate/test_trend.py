@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,24 @@ def test_a_figure_that_one_night_lacks_is_absent_there_and_steps_keep_their_nigh
     series = next(s for s in build_trend(nights).series if s.name == "TPOT 8K-16K")
     assert series.values[2] is None
     assert [step.night for step in series.steps] == ["night-13"]
+
+
+def test_nights_that_measured_something_else_are_named_and_left_out():
+    """Two models in one folder are two trends, not a step."""
+    small = [replace(make_night(day), subject="small") for day in (1, 3, 5)]
+    large = [replace(make_night(day, 1.5), subject="large") for day in (2, 4)]
+    trend = build_trend([*small, *large])
+    assert [n.name for n in trend.nights] == ["night-01", "night-03", "night-05"]
+    assert (trend.pinned, trend.others) == ("night-01", ("night-02", "night-04"))
+    assert build_trend([*small, *large], "night-04").others == ("night-01", "night-03", "night-05")
+
+
+def test_a_figure_that_the_last_night_lacks_is_not_held_against_the_pinned_one():
+    nights = [make_night(1), make_night(2, 1.5), make_night(3)]
+    del nights[2].verdict["summary"]["candidate"]["buckets"]["8K-16K"]
+    series = {s.name: s for s in build_trend(nights).series}
+    assert series["TPOT 8K-16K"].values[1] is not None
+    assert series["TPOT 8K-16K"].against_pinned is None
 
 
 def test_a_pin_that_does_not_exist_and_a_folder_without_nights_are_usage_errors():
