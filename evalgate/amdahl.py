@@ -143,9 +143,12 @@ def parse_profile(text: str, where: str) -> list[KernelTime]:
     start = text.lstrip("\ufeff \t\r\n")[:1]
     times = _parse_trace(text, where) if start in ("{", "[") else _parse_csv(text, where)
     merged: dict[str, tuple[float, int]] = {}
-    for name, us, calls in times:
-        total, n = merged.get(name, (0.0, 0))
-        merged[name] = (total + us, n + calls)
+    try:
+        for name, us, calls in times:
+            total, n = merged.get(name, (0.0, 0))
+            merged[name] = (total + us, n + calls)
+    except csv.Error as exc:
+        raise EvidenceError(f"{where}: not a table ({exc}): name the profiler's own file") from None
     if not merged:
         raise EvidenceError(
             f"{where}: no kernel times inside: record a trace of the worker with kernels in it"
@@ -158,7 +161,7 @@ def _parse_trace(text: str, where: str) -> Iterator[tuple[str, float, int]]:
     """GPU kernels; in a trace of a CPU run, which has none, operators by their own time."""
     try:
         data = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise EvidenceError(f"{where}: not JSON ({exc}): is the trace cut off?") from None
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):

@@ -105,11 +105,14 @@ def test_kernel_tables_are_read_in_their_three_shapes(text):
         ("a,b\n1,2\n", "columns are a, b"),
         ('{"traceEvents": 3}', "no list traceEvents"),
         ('{"traceEvents": [', "is the trace cut off"),
+        ("[" * 100_000, "not JSON"),
         ('{"traceEvents": []}', "no kernel times inside"),
+        ("Name,TotalDurationNs\n" + "x" * 200_000 + ",1\n", "not a table"),
         ("Name,TotalDurationNs\nattn,soon\n", "TotalDurationNs is 'soon', not a time"),
         ("Name,TotalDurationNs\nattn,nan\n", "TotalDurationNs is 'nan', not a time"),
         ("Name,TotalDurationNs\nattn\n", "TotalDurationNs is None, not a time"),
     ],
+    ids=range(10),
 )
 def test_what_is_no_profile_is_refused_with_its_reason(text, message):
     with pytest.raises(EvidenceError, match=message):
