@@ -33,7 +33,7 @@ from typing import Literal
 
 import psutil
 
-from evalgate import cli, commands  # noqa: F401 (imported before the forks)
+from evalgate import cli, measure  # noqa: F401 (imported before the forks)
 from evalgate.leftovers import find_leftovers
 from evalgate.tasks import list_tasks
 

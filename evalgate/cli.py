@@ -87,7 +87,7 @@ def run(
     kind: str,
 ) -> None:
     """Measure the arms of SPEC and judge them; without SPEC, the embedded default."""
-    from evalgate.commands import measure
+    from evalgate.measure import measure
 
     # A CI system ends a job by SIGTERM: what was measured is kept, as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -206,7 +206,7 @@ def trend(results_dir: str, pinned: str | None, kind: str, out: str | None) -> N
 @click.pass_context
 def doctor(ctx: click.Context, spec: str | None, kind: str) -> None:
     """What would stand in the way of a run of SPEC; exits 1 when something would end it."""
-    from evalgate.commands import diagnose_all
+    from evalgate.measure import diagnose_all
 
     answer = diagnose_all(spec, kind)
     click.echo(answer.text)

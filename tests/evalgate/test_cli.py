@@ -220,7 +220,7 @@ def test_the_shipped_policies_judge_a_stored_run(tmp_path, capsys, name):
 
 
 def test_the_shipped_embedded_spec_and_its_policy_are_sound():
-    from evalgate.commands import load_spec
+    from evalgate.measure import load_spec
 
     spec, _ = load_spec(None, None)
     dtypes = {arm.args[arm.args.index("--dtype") + 1] for arm in spec.arms.values()}

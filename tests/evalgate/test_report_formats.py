@@ -13,8 +13,9 @@ from evalgate.compare import views_of_run
 from evalgate.errors import EvidenceError, UsageError
 from evalgate.gate import judge
 from evalgate.policy import DEFAULT
-from evalgate.report import FORMATS, Context, render, render_text
+from evalgate.report import FORMATS, Context, render
 from evalgate.report.markdown import escape
+from evalgate.report.text import render_text
 from evalgate.report.words import (
     compute_threshold,
     describe_method,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from evalgate import run as run_module
-from evalgate.commands import judge_measured
 from evalgate.errors import InterruptedRunError, UsageError
+from evalgate.measure import judge_measured
 from evalgate.run import execute, resume
 from evalgate.spec import Spec, compute_spec_sha256, parse_spec
 from evalgate.store import load_run

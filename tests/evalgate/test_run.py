@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from stub_server import Answer, StubServer, plain_answer, usage_chunk
 
-from evalgate.commands import judge_again, judge_measured
+from evalgate.commands import judge_again
 from evalgate.errors import InterruptedRunError, ServerAnswerError, StorageError, UsageError
+from evalgate.measure import judge_measured
 from evalgate.run import UntilDecided, execute, resume
 from evalgate.spec import Spec, parse_spec
 from evalgate.store import load_run
