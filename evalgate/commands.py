@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import gzip
+import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +30,11 @@ from evalgate.verdicts import (
     is_calibration,
     judge_run,
     load_view,
+    warn_of_calibration,
 )
 
-GAIN_METRIC = "weighted_normalised_output_throughput"
+# What of a policy's rules says what was gained end to end, best first.
+GAIN_METRICS = ("weighted_normalised_output_throughput", "normalised_output_throughput")
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,16 @@ def compare_builds(
     # The records live until the process ends: the collector need not go through them again.
     gc.freeze()
     chosen: Policy = choose_policy(policy, cand.run, cand.label)
+    noise = load_calibration(calibration)
     verdict = judge(
         base,
         cand,
         chosen,
-        calibration=load_calibration(calibration),
+        calibration=noise,
         allow=allow,
         apart=base.run.run_id != cand.run.run_id,
     )
+    verdict = warn_of_calibration(verdict, noise, base)
     if profile is not None:
         verdict = replace(verdict, warnings=[*verdict.warnings, bound_gain(verdict, profile)])
     context = report.Context.of_views(base, cand)
@@ -87,22 +93,29 @@ def compare_builds(
 
 
 def bound_gain(verdict: Verdict, profile: str) -> str:
-    """Amdahl's bound of a profile beside the weighted throughput that was measured."""
+    """Amdahl's bound of a profile beside the length-normalised throughput that was measured: of all
+    buckets where a rule is about that, else of the bucket that gained most for certain."""
     path = Path(profile)
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:
             text = file.read()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"profile {profile!r} cannot be read ({exc})") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as exc:
+        raise UsageError(
+            f"profile {profile!r} cannot be read ({exc}): name a Kineto trace (JSON, or .json.gz) "
+            "or a CSV of kernel times"
+        ) from None
     share = compute_attention_share(parse_profile(text, profile), where=profile)
-    gains = [r for r in verdict.rules if r.rule.metric == GAIN_METRIC]
-    measured = gains[0] if gains else None
-    return compute_bound(
+    gains = [r for metric in GAIN_METRICS for r in verdict.rules if r.rule.metric == metric]
+    gains = [r for r in gains if r.rule.metric == gains[0].rule.metric]
+    measured = max(gains, key=lambda r: -math.inf if r.ci_low is None else r.ci_low, default=None)
+    bound = compute_bound(
         share,
         measured_percent=measured.observed if measured else None,
         measured_low=measured.ci_low if measured else None,
-    ).describe()
+    )
+    where = f" (rule {measured.rule.name})" if measured else ""
+    return bound.describe() + where
 
 
 def show_trend(results: str, pinned: str | None, kind: str) -> Answer:
@@ -139,4 +152,6 @@ def load_calibration(folder: str | None) -> StoredRun | None:
     stored = load_run(Path(folder))
     if not is_calibration(stored.run):
         raise UsageError(f"{folder} is not a calibration: make one with `evalgate run --calibrate`")
+    if stored.run.status != "complete":
+        raise UsageError(f"calibration {folder} is {stored.run.status!r}: resume it with --resume")
     return stored

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from evalgate.gate import PRECEDENCE, RuleResult, Verdict
+from evalgate.report.words import printable
 
 
 def explain(verdict: Verdict) -> str:
-    """The verdict's derivation: evidence first, then each rule, then how they add up."""
-    return "\n".join(
-        [*_explain_evidence(verdict), *_explain_rules(verdict), *_explain_sum(verdict)]
+    """The verdict's derivation: evidence first, then each rule, then how they add up.
+
+    What a server or a stranger's run said is made safe for a terminal.
+    """
+    return printable(
+        "\n".join([*_explain_evidence(verdict), *_explain_rules(verdict), *_explain_sum(verdict)])
     )
 
 

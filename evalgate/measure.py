@@ -23,6 +23,7 @@ from evalgate.spec import BASELINE, CANDIDATE, Spec, parse_spec
 from evalgate.store import load_run
 from evalgate.verdicts import (
     REPORT_FILES,
+    check_calibration,
     choose_policy,
     compute_calibration_exit,
     describe_false_alarms,
@@ -53,6 +54,11 @@ def measure(
 
     With ``max_minutes`` blocks are added until every rule is decided, or the minutes are spent.
     """
+    if resume_dir is not None and spec is None and policy is not None:
+        raise UsageError(
+            f"--resume goes on with the policy that the run began with: drop --policy, and judge "
+            f"afterwards by `evalgate gate {resume_dir} --policy {policy}`"
+        )
     noise = load_calibration(calibration)
 
     def open_rules(folder: Path) -> list[str]:
@@ -65,6 +71,8 @@ def measure(
             folder = resume(Path(resume_dir), progress, given, open_rules)
     else:
         resolved, notes = load_spec(spec, policy)
+        if noise is not None:
+            check_calibration(noise, resolved.model.name)
         folder = Path(out) if out else default_out_dir(resolved.name)
         until = None
         if max_minutes is not None:

