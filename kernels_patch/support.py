@@ -71,13 +71,25 @@ def page_refusal(*, head_dim: int, head_dim_v: int) -> str | None:
 
 
 def engine_refusal(
-    *, speculative: bool, context_parallel: int, block_size: int = BLOCK_TOKENS
+    *,
+    speculative: bool,
+    context_parallel: int,
+    micro_batches: bool = False,
+    block_size: int = BLOCK_TOKENS,
 ) -> str | None:
-    """Why an engine's configuration cannot be served, or None. ``block_size`` is the CPU's."""
+    """Why an engine's configuration cannot be served, or None.
+
+    ``micro_batches``: halves of a step run side by side (GPUs only); ``block_size`` is the CPU's.
+    """
     if block_size % BLOCK_TOKENS:
         return f"--block-size is {block_size}: give a multiple of {BLOCK_TOKENS}"
     if speculative:
         return "speculative decoding is on: its draft steps are not counted, switch it off"
     if context_parallel > 1:
         return f"decode context parallelism is {context_parallel}: leave it at 1"
+    if micro_batches:
+        return (
+            "steps run as overlapping micro-batches, which would share one workspace: leave "
+            "--enable-dbo and --ubatch-size off"
+        )
     return None

@@ -58,6 +58,7 @@ USED = {
         "out",
         "fa_version",
     ),
+    "vllm.config.parallel:ParallelConfig.use_ubatching": (),
     "vllm.v1.worker.workspace:current_workspace_manager": (),
     "vllm.v1.worker.workspace:WorkspaceManager.get_simultaneous": ("self",),
     "vllm.v1.attention.backends.registry:register_backend": ("backend", "class_path", "is_mamba"),

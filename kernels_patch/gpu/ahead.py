@@ -40,7 +40,8 @@ def compile_kernels(
         int8_write(x, x, pages, skipped)
     zero = torch.zeros(1, dtype=torch.int32, device=device)
     x = torch.zeros(1, kv_heads, head_dim, dtype=dtype, device=device)
-    dequantise(pages, zero[:, None], zero + 1, zero, 1, x, torch.empty_like(x))
+    for ticks in (None, torch.zeros(1, dtype=torch.int64, device=device)):
+        dequantise(pages, zero[:, None], zero + 1, zero, 1, x, torch.empty_like(x), ticks)
     fp16 = dtype == torch.float16
     prepare(
         DecodeShape(head_dim, group, q_len, block_size, fp16) for q_len in range(1, longest_q + 1)

@@ -115,13 +115,15 @@ class Int8KVCudaBackend(AttentionBackend):
 @dataclass(frozen=True)
 class PlacedRun:
     """A run with its tensors on the device; starts int32 [N + 1] count from the run's first token,
-    of queries and of keys, and are None where the decode kernel serves."""
+    of queries and of keys, and are None where the decode kernel serves. ``scratch``: unpacked keys
+    and values [tokens, Hkv, D], where history is unpacked."""
 
     run: Run
     block_table: torch.Tensor
     seq_lens: torch.Tensor
     query_starts: torch.Tensor | None = None
     key_starts: torch.Tensor | None = None
+    scratch: Sequence[torch.Tensor] = ()
 
 
 @dataclass
@@ -149,8 +151,7 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
-        self.short_len = impl.short_len
-        self.scratch_tokens = impl.scratch_tokens
+        self.impl = impl
         self.workspace = DecodeWorkspace(
             device,
             vllm_config.scheduler_config.max_num_seqs,
@@ -203,8 +204,8 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
         runs = plan_runs(
             common.query_start_loc_cpu.tolist(),
             (common.seq_lens if seq_lens is None else seq_lens).tolist(),
-            short_len=self.short_len,
-            scratch_tokens=self.scratch_tokens,
+            short_len=self.impl.short_len,
+            scratch_tokens=self.impl.scratch_tokens,
         )
         return Int8KVCudaMetadata(tuple(self._place(run, common) for run in runs), self.workspace)
 
@@ -214,8 +215,13 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
         if run.route not in (FIRST_CHUNK, PREFIX_UNPACKED):
             return PlacedRun(run, block_table, seq_lens)
         query_starts = self._starts(run.query_lens)
-        key_starts = self._starts(run.seq_lens) if run.route == PREFIX_UNPACKED else query_starts
-        return PlacedRun(run, block_table, seq_lens, query_starts, key_starts)
+        if run.route == FIRST_CHUNK:
+            return PlacedRun(run, block_table, seq_lens, query_starts, query_starts)
+        # One for all layers, as they run one after the other, and asked for once: host time.
+        scratch = self.impl.take_scratch(sum(run.seq_lens))
+        return PlacedRun(
+            run, block_table, seq_lens, query_starts, self._starts(run.seq_lens), scratch
+        )
 
     def _starts(self, lengths: Sequence[int]) -> torch.Tensor:
         starts = torch.tensor(
@@ -238,6 +244,7 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
             or engine_refusal(
                 speculative=config.speculative_config is not None,
                 context_parallel=config.parallel_config.decode_context_parallel_size,
+                micro_batches=config.parallel_config.use_ubatching,
             )
             or feature_refusal(attn_type=attn_type, features=features)
         )
@@ -278,7 +285,7 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
             raise NotImplementedError("kernels_patch does not quantise attention outputs")
         if attn_metadata is None:
             # A profiling run: what is taken now is what the planner leaves room for.
-            self._scratch(self.scratch_tokens)
+            self.take_scratch(self.scratch_tokens)
             return output.fill_(0)
         for placed in attn_metadata.runs:
             run = placed.run
@@ -286,18 +293,19 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
             tick = COUNTERS.tick(layer.layer_name, run.route) if run.counts else None
             if run.route == FIRST_CHUNK:
                 self._flash(placed, q, key[run.rows], value[run.rows], out)
+                if tick is not None:
+                    tick.add_(1)
             elif run.route == PREFIX_UNPACKED:
-                keys, values = self._scratch(sum(run.seq_lens))
                 dequantise(
                     kv_cache,
                     placed.block_table,
                     placed.seq_lens,
                     placed.key_starts,
                     max(run.seq_lens),
-                    keys,
-                    values,
+                    *placed.scratch,
+                    ticks=tick,
                 )
-                self._flash(placed, q, keys, values, out)
+                self._flash(placed, q, *placed.scratch, out)
             else:
                 int8_decode(
                     q,
@@ -308,11 +316,8 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
                     q_len=1 if run.route == DECODE else run.query_lens[0],
                     sm_scale=self.scale,
                     workspace=attn_metadata.workspace,
-                    ticks=tick,
+                    ticks=tick,  # raised by the kernel itself, also when a graph replays it
                 )
-                continue  # the kernel raises the tick itself, also when a graph replays it
-            if tick is not None:
-                tick.add_(1)
         return output
 
     def _flash(
@@ -339,7 +344,7 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
             fa_version=FLASH_ATTENTION,
         )
 
-    def _scratch(self, n_tokens: int) -> list[torch.Tensor]:
+    def take_scratch(self, n_tokens: int) -> list[torch.Tensor]:
         """Keys and values [n_tokens, Hkv, D] in the workspace that all layers share."""
         shape = (n_tokens, self.num_kv_heads, self.head_size)
         return current_workspace_manager().get_simultaneous(

@@ -22,17 +22,19 @@ def dequantise(
     longest: int,
     key: torch.Tensor,
     value: torch.Tensor,
+    ticks: torch.Tensor | None = None,
 ) -> None:
     """Unpack the first seq_lens[b] tokens of request b to starts[b] of key, value [tokens, Hkv, D].
 
     block_table int32 [B, n], seq_lens and starts int32 [B], ``longest`` the largest seq_len (or
-    more: the launch covers it); key and value are 16-bit and contiguous.
+    more: the launch covers it); key and value are 16-bit and contiguous. ``ticks`` int64 [1] is
+    raised by one.
     """
     _, kv_heads, block_size, _ = kv_cache.shape
     head_dim = key.shape[-1]
     grid = (triton.cdiv(longest, UNIT_TOKENS), kv_heads, seq_lens.shape[0])
     _dequantise[grid](
-        kv_cache, block_table, seq_lens, starts, key, value,
+        kv_cache, block_table, seq_lens, starts, key, value, ticks,
         block_table.stride(0), kv_cache.stride(0), kv_cache.stride(1), key.stride(0),
         BLOCK_SIZE=block_size, D=head_dim,
         UNIT_BYTES=UnitLayout(block_size, head_dim).unit_bytes, num_warps=4,
@@ -41,7 +43,7 @@ def dequantise(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _dequantise(
-    kv_cache, block_table, seq_lens, starts, key, value,
+    kv_cache, block_table, seq_lens, starts, key, value, ticks,
     table_stride, block_stride, head_stride, token_stride,
     BLOCK_SIZE: tl.constexpr, D: tl.constexpr, UNIT_BYTES: tl.constexpr,
 ):  # fmt: skip
@@ -49,6 +51,9 @@ def _dequantise(
     head = tl.program_id(1)
     request = tl.program_id(2)
     first = tl.program_id(0) * 16
+    if ticks is not None:
+        once = (first == 0) & (head == 0) & (request == 0)
+        tl.store(ticks, tl.load(ticks) + 1, mask=once)
     seq_len = tl.load(seq_lens + request)
     if first >= seq_len:
         return

@@ -46,6 +46,7 @@ def test_a_layer_that_cannot_be_served_is_refused_by_what_it_has(change, reason)
         ({"block_size": 48}, "--block-size is 48: give a multiple of 32"),
         ({"speculative": True}, "speculative decoding"),
         ({"context_parallel": 2}, "decode context parallelism is 2"),
+        ({"micro_batches": True}, "leave --enable-dbo and --ubatch-size off"),
     ],
 )
 def test_an_engine_that_cannot_be_served_is_refused_by_its_option(change, reason):

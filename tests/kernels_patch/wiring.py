@@ -63,8 +63,10 @@ class FloatKernels:
         if ticks is not None:
             ticks.add_(1)
 
-    def dequantise(self, cache, table, seq_lens, starts, longest, key, value) -> None:
+    def dequantise(self, cache, table, seq_lens, starts, longest, key, value, ticks) -> None:
         assert longest == int(seq_lens.max())
+        if ticks is not None:
+            ticks.add_(1)
         for row, length in enumerate(seq_lens.tolist()):
             rows = slice(int(starts[row]), int(starts[row]) + length)
             key[rows], value[rows] = self.gather(table[row], length)
@@ -105,7 +107,7 @@ class Engine:
         self.config = SimpleNamespace(
             model_config=SimpleNamespace(dtype=torch.bfloat16, max_model_len=512),
             speculative_config=None,
-            parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+            parallel_config=SimpleNamespace(decode_context_parallel_size=1, use_ubatching=False),
             scheduler_config=SimpleNamespace(max_num_seqs=8),
             compilation_config=SimpleNamespace(static_forward_context={}),
         )
