@@ -6,10 +6,11 @@ arms belong together. NaN is absent, as None is in a record. No statistics and n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Self
 
 import numpy as np
@@ -116,11 +117,39 @@ def _run_backwards(chunk_ns: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return found
 
 
-def number(values: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
-    """Distinct values in order, and each value's place among them."""
+@dataclass(frozen=True)
+class Numbered:
+    """Values as numbers: the ``distinct`` ones in order, and each value's ``place`` among them."""
+
+    distinct: list[Any]
+    place: np.ndarray
+
+    def find(self, value: Any) -> np.ndarray:
+        """Where ``value`` stands, as a mask."""
+        known = self.distinct.index(value) if value in self.distinct else -1
+        return self.place == known
+
+
+def number(values: Sequence[Any]) -> Numbered:
     distinct = sorted(set(values))
     places = {value: i for i, value in enumerate(distinct)}
-    return distinct, np.fromiter(map(places.__getitem__, values), dtype=np.int64, count=len(values))
+    found = map(places.__getitem__, values)
+    return Numbered(distinct, np.fromiter(found, dtype=np.int64, count=len(values)))
+
+
+def number_together(parts: Sequence[Numbered]) -> list[Numbered]:
+    """The same values with numbers that all parts share."""
+    distinct = sorted(set(chain.from_iterable(part.distinct for part in parts)))
+    places = {value: i for i, value in enumerate(distinct)}
+    return [
+        Numbered(distinct, np.array([places[v] for v in part.distinct], dtype=int)[part.place])
+        for part in parts
+    ]
+
+
+def number_fields(records: Sequence[RequestRecord]) -> dict[str, Numbered]:
+    """Each field of the keys of ``records``, numbered, by its name."""
+    return {field: number(list(map(attrgetter(field), records))) for field in KEY_FIELDS}
 
 
 def number_by_appearance(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,39 +162,29 @@ def number_by_appearance(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class KeyPart:
-    """One field of the keys: its ``distinct`` values in order, and each request's ``place`` among
-    them, for each arm in turn."""
-
-    distinct: list[Any]
-    place: list[np.ndarray]
-
-
-@dataclass(frozen=True)
 class Keys:
-    """The keys of several arms' requests as numbers, in the order of the ``n`` keys themselves.
+    """Whole keys of several arms' requests as numbers, in the order of the ``n`` keys themselves.
 
-    ``code`` is each request's key, for each arm in turn; ``parts`` are its fields by name.
+    ``code`` is each request's key, ``fields`` the fields of it, for each arm in turn.
     """
 
     n: int
     code: list[np.ndarray]
-    parts: dict[str, KeyPart]
+    fields: list[dict[str, Numbered]]
 
 
-def number_keys(sides: Sequence[Sequence[RequestRecord]]) -> Keys:
-    """Number the keys of all sides together: equal keys, equal numbers."""
-    bounds = np.cumsum([len(side) for side in sides])[:-1]
-    records = list(chain.from_iterable(sides))
-    code, size = np.zeros(len(records), dtype=np.int64), 1
-    parts = {}
-    for field in KEY_FIELDS:
-        distinct, place = number([getattr(r, field) for r in records])
-        parts[field] = KeyPart(distinct, np.split(place, bounds))
-        if size * len(distinct) > MAX_INT64:
+def number_keys(sides: Sequence[Mapping[str, Numbered]]) -> Keys:
+    """Number the keys of all sides (``number_fields``) together: equal keys, equal numbers."""
+    together = {field: number_together([side[field] for side in sides]) for field in KEY_FIELDS}
+    code, size = np.zeros(1, dtype=np.int64), 1
+    for parts in together.values():
+        n = len(parts[0].distinct)
+        if size * n > MAX_INT64:
             kept, code = np.unique(code, return_inverse=True)
             size = len(kept)
-        code = code * len(distinct) + place
-        size *= len(distinct)
+        code = code * n + np.concatenate([part.place for part in parts])
+        size *= n
     kept, code = np.unique(code, return_inverse=True)
-    return Keys(len(kept), np.split(code, bounds), parts)
+    bounds = np.cumsum([len(part.place) for part in together[KEY_FIELDS[0]]])[:-1]
+    fields = [{field: together[field][i] for field in KEY_FIELDS} for i in range(len(sides))]
+    return Keys(len(kept), np.split(code, bounds), fields)

@@ -6,6 +6,7 @@ guessed. The module knows records but neither statistics nor policy.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from evalgate.columns import Columns, Facts, number_by_appearance, number_keys, tabulate
+from evalgate.columns import (
+    Columns,
+    Facts,
+    Numbered,
+    number_by_appearance,
+    number_fields,
+    number_keys,
+    tabulate,
+)
 from evalgate.errors import EvidenceError, UsageError
 from evalgate.records import (
     Arm,
@@ -122,6 +131,11 @@ class ArmView:
         """What validity is judged by, a row for each of ``measured``."""
         return self._table[1]
 
+    @cached_property
+    def key_fields(self) -> dict[str, Numbered]:
+        """The fields of the keys of ``measured`` (``number_fields``)."""
+        return number_fields(self.measured)
+
     @property
     def patch(self) -> str | None:
         return self.arm_spec.get("patch")
@@ -174,7 +188,6 @@ def view(stored: StoredRun, arm: str | None = None) -> ArmView:
 
 
 AnyRecord = TypeVar("AnyRecord", RequestRecord, SampleRecord, FidelityRecord)
-AnyOutput = TypeVar("AnyOutput", RequestRecord, SampleRecord)
 
 
 def views_of_run(stored: StoredRun) -> tuple[ArmView, ArmView]:
@@ -231,7 +244,14 @@ class RequestPairs:
     @cached_property
     def same_text(self) -> np.ndarray:
         """1 where both outputs have the same text, 0 where not, NaN where one is unknown."""
-        return _find_same_text(self.pairs)
+        order = np.argsort(self.rows[0])  # as in the file: records lie in memory as they came
+        texts = (
+            [side.measured[i].output_text for i in rows[order].tolist()]
+            for side, rows in zip(self.sides, self.rows, strict=True)
+        )
+        same = np.empty(len(self))
+        same[order] = _find_same_text(*texts)
+        return same
 
 
 def pair_requests(
@@ -244,7 +264,7 @@ def pair_requests(
     Raises EvidenceError when a key occurs twice in an arm: such evidence cannot be paired.
     """
     sides = [baseline, candidate, *(references or ())]
-    keys = number_keys([side.measured for side in sides])
+    keys = number_keys([side.key_fields for side in sides])
     places = np.full((len(sides), keys.n), -1)
     for side, place, codes in zip(sides, places, keys.code, strict=True):
         _refuse_twice(side, codes)
@@ -252,20 +272,20 @@ def pair_requests(
     matched = (places >= 0).all(axis=0)
     rows = places[:, matched]
     columns = [side.columns.take(found) for side, found in zip(sides, rows, strict=True)]
-    block, bucket, prompt = (keys.parts[name] for name in ("block", "bucket", "prompt_id"))
-    ours, theirs = block.place[:2]
-    common = np.intersect1d(ours, theirs)
+    block, bucket, prompt = (keys.fields[0][name] for name in ("block", "bucket", "prompt_id"))
+    blocks = [block.place, keys.fields[1]["block"].place]
+    common = np.intersect1d(*blocks)
     unpaired = [
         int(np.sum(np.isin(place, common) & ~matched[codes]))
-        for place, codes in ((ours, keys.code[0]), (theirs, keys.code[1]))
+        for place, codes in zip(blocks, keys.code[:2], strict=True)
     ]
-    bucket_place, prompt_place = bucket.place[0][rows[0]], prompt.place[0][rows[0]]
+    bucket_place, prompt_place = bucket.place[rows[0]], prompt.place[rows[0]]
     first, bucket_number = number_by_appearance(bucket_place)
     _, prompt_number = number_by_appearance(bucket_place * len(prompt.distinct) + prompt_place)
     return RequestPairs(
         sides=(baseline, candidate),
         rows=(rows[0], rows[1]),
-        block=np.array(block.distinct, dtype=int)[ours[rows[0]]],
+        block=np.array(block.distinct, dtype=int)[block.place[rows[0]]],
         bucket=bucket_number,
         prompt=prompt_number,
         bucket_names=[bucket.distinct[i] for i in bucket_place[first]],
@@ -273,7 +293,7 @@ def pair_requests(
         candidate=columns[1],
         references=(columns[2], columns[3]) if references else None,
         unpaired=(unpaired[0], unpaired[1]),
-        dropped_blocks=tuple(block.distinct[i] for i in np.setxor1d(ours, theirs)),
+        dropped_blocks=tuple(block.distinct[i] for i in np.setxor1d(*blocks)),
     )
 
 
@@ -304,7 +324,9 @@ class SamplePairs:
     @cached_property
     def same_text(self) -> np.ndarray:
         """As of requests."""
-        return _find_same_text(self.pairs)
+        return _find_same_text(
+            [a.output_text for a, _ in self.pairs], [b.output_text for _, b in self.pairs]
+        )
 
 
 def pair_samples(baseline: ArmView, candidate: ArmView) -> SamplePairs:
@@ -362,9 +384,11 @@ def compute_identical_share(same: np.ndarray) -> float | None:
     return float(np.mean(known)) if len(known) else None
 
 
-def _find_same_text(pairs: Iterable[tuple[AnyOutput, AnyOutput]]) -> np.ndarray:
-    texts = ((a.output_text, b.output_text) for a, b in pairs)
-    return np.array([None if None in (x, y) else x == y for x, y in texts], dtype=float)
+def _find_same_text(baseline: Sequence[str | None], candidate: Sequence[str | None]) -> np.ndarray:
+    same = np.fromiter(map(operator.eq, baseline, candidate), dtype=float, count=len(baseline))
+    for texts in (baseline, candidate):
+        same[[text is None for text in texts]] = np.nan
+    return same
 
 
 def _index(samples: Sequence[SampleRecord], side: ArmView) -> dict[tuple[int, str, str], int]:

@@ -149,8 +149,11 @@ def compute_weighted(values: Sequence[float | None], weights: Sequence[float]) -
     return float(np.average(np.asarray(values, dtype=float), weights=np.asarray(weights)))
 
 
-def compute_percentile(values: Sequence[float] | np.ndarray, percent: float) -> float | None:
-    """Percentile with linear interpolation (``PERCENTILE_METHOD``); None of nothing."""
+def compute_percentiles(
+    values: Sequence[float] | np.ndarray, percents: Sequence[float]
+) -> list[float | None]:
+    """Percentiles with linear interpolation (``PERCENTILE_METHOD``); None of nothing."""
     if not len(values):
-        return None
-    return float(np.percentile(np.asarray(values, dtype=float), percent, method=PERCENTILE_METHOD))
+        return [None] * len(percents)
+    found = np.percentile(np.asarray(values, dtype=float), percents, method=PERCENTILE_METHOD)
+    return found.tolist()

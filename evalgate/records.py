@@ -270,6 +270,8 @@ class StoredRun:
 R = TypeVar("R", bound=Record | LineRecord)
 L = TypeVar("L", bound=LineRecord)
 
+REFUSALS = (msgspec.MsgspecError, RecursionError)  # what a decoder raises of a line
+
 
 def parse_record(kind: type[R], data: Any, where: str) -> R:
     """Turn decoded JSON into a record.
@@ -289,21 +291,19 @@ def parse_record(kind: type[R], data: Any, where: str) -> R:
     return msgspec.convert(checked.model_dump(), kind)
 
 
-def parse_line(kind: type[L], line: bytes, where: str) -> L:
-    """One stored line as a record. Raises EvidenceError: place, key and value.
-
-    msgspec reads sound lines in one step; what it refuses goes the long way round, which finds the
-    words for it.
-    """
-    try:
-        return _find_decoder(kind).decode(line)
-    except (msgspec.MsgspecError, RecursionError):
-        return parse_record(kind, parse_bytes(line, where), where)
-
-
 @functools.cache
-def _find_decoder(kind: type[L]) -> msgspec.json.Decoder[L]:
+def find_decoder(kind: type[L]) -> msgspec.json.Decoder[L]:
+    """Reads sound lines in one step, and raises one of REFUSALS of others.
+
+    What it refuses goes the long way round, by ``parse_line``: that finds the words for it, or
+    takes the line after all.
+    """
     return msgspec.json.Decoder(kind)
+
+
+def parse_line(kind: type[L], line: bytes, where: str) -> L:
+    """One stored line as a record. Raises EvidenceError: place, key and value."""
+    return parse_record(kind, parse_bytes(line, where), where)
 
 
 def parse_bytes(raw: bytes, where: str) -> Any:

@@ -13,14 +13,18 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
 
+import msgspec
+
 from evalgate.errors import EvidenceError, StorageError, UsageError
 from evalgate.records import (
     FIDELITY_FILE,
+    REFUSALS,
     REQUESTS_FILE,
     RUN_FILE,
     SAMPLES_FILE,
@@ -30,6 +34,7 @@ from evalgate.records import (
     Run,
     SampleRecord,
     StoredRun,
+    find_decoder,
     parse_bytes,
     parse_line,
     parse_record,
@@ -196,11 +201,8 @@ def load_run(path: Path) -> StoredRun:
 
 def load_telemetry(path: Path) -> list[dict[str, Any]]:
     """The machine samples of a run, a torn last line left out; empty when none were stored."""
-    return [
-        data
-        for data in _read_lines(path / TELEMETRY_FILE, torn_allowed=True, parse=parse_bytes)
-        if isinstance(data, dict)
-    ]
+    lines = _read_lines(path / TELEMETRY_FILE, True, msgspec.json.decode, parse_bytes)
+    return [data for data in lines if isinstance(data, dict)]
 
 
 def _read_records(path: Path, kind: type[R], torn_allowed: bool) -> list[R]:
@@ -210,15 +212,23 @@ def _read_records(path: Path, kind: type[R], torn_allowed: bool) -> list[R]:
     gc.disable()
     try:
         return list(
-            _read_lines(path, torn_allowed, lambda line, where: parse_line(kind, line, where))
+            _read_lines(path, torn_allowed, find_decoder(kind).decode, partial(parse_line, kind))
         )
     finally:
         if was_enabled:
             gc.enable()
 
 
-def _read_lines(path: Path, torn_allowed: bool, parse: Callable[[bytes, str], T]) -> Iterator[T]:
-    """Parsed lines of a file; nothing when the file does not exist."""
+def _read_lines(
+    path: Path,
+    torn_allowed: bool,
+    decode: Callable[[bytes], T],
+    parse: Callable[[bytes, str], T],
+) -> Iterator[T]:
+    """Parsed lines of a file; nothing when the file does not exist.
+
+    ``decode`` reads a sound line; what it refuses goes to ``parse``, with the place.
+    """
     file = _open_plain(path, MAX_FILE_BYTES)
     if file is None:
         return
@@ -226,15 +236,17 @@ def _read_lines(path: Path, torn_allowed: bool, parse: Callable[[bytes, str], T]
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
-            where = f"{path} line {number}"
             if len(line) > MAX_LINE_BYTES:
-                raise EvidenceError(f"{where} is longer than {MAX_LINE_BYTES} bytes")
+                raise EvidenceError(f"{path} line {number} is longer than {MAX_LINE_BYTES} bytes")
             try:
-                parsed = parse(line, where)
-            except EvidenceError:
-                if torn_allowed and not line.endswith(b"\n"):
-                    return
-                raise
+                parsed = decode(line)
+            except REFUSALS:
+                try:
+                    parsed = parse(line, f"{path} line {number}")
+                except EvidenceError:
+                    if torn_allowed and not line.endswith(b"\n"):
+                        return
+                    raise
             yield parsed
 
 

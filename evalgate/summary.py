@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from evalgate.columns import Numbered, number_by_appearance
 from evalgate.compare import ArmView, RequestPairs
 from evalgate.metrics import (
     compute_normalised_s,
-    compute_percentile,
+    compute_percentiles,
     compute_throughput,
     compute_weighted,
 )
@@ -32,16 +33,18 @@ def summarise(side: ArmView, pairs: RequestPairs | None = None) -> dict[str, Any
     token counts for the normalised figures.
     """
     own, good = side.columns, ~side.facts.failed
-    places = np.array([r.bucket for r in side.measured], dtype=object)
+    places = side.key_fields["bucket"]
     normalised = (own, own.output_tokens, places)
     if pairs is not None:
-        names = np.array([*pairs.bucket_names, None], dtype=object)  # None: never an empty array
-        normalised = (pairs.candidate, pairs.baseline.output_tokens, names[pairs.bucket])
+        paired_places = Numbered(pairs.bucket_names, pairs.bucket)
+        normalised = (pairs.candidate, pairs.baseline.output_tokens, paired_places)
     columns, tokens, paired_places = normalised
     seconds = compute_normalised_s(columns.ttft_s, columns.tpot_s, tokens)
+    first, _ = number_by_appearance(places.place[good])
+    found = [places.distinct[i] for i in places.place[good][first]]
     buckets = {}
-    for name in dict.fromkeys([*(b.name for b in side.buckets), *places[good]]):
-        inside, paired = good & (places == name), paired_places == name
+    for name in dict.fromkeys([*(b.name for b in side.buckets), *found]):
+        inside, paired = good & places.find(name), paired_places.find(name)
         buckets[name] = {
             "n": int(np.sum(inside)),
             "output_throughput": compute_throughput(own.output_tokens[inside], own.e2el_s[inside]),
@@ -67,11 +70,12 @@ def summarise(side: ArmView, pairs: RequestPairs | None = None) -> dict[str, Any
 
 def _describe(column: np.ndarray) -> dict[str, Any]:
     values = column[np.isfinite(column)]
-    percentiles = {f"p{p}": compute_percentile(values, p) for p in PERCENTS}
     return {
         "n": len(values),
         "mean": float(np.mean(values)) if len(values) else None,
-        **percentiles,
+        **{
+            f"p{p}": v for p, v in zip(PERCENTS, compute_percentiles(values, PERCENTS), strict=True)
+        },
     }
 
 

@@ -204,12 +204,11 @@ def check_in_buckets(baseline: ArmView, candidate: ArmView) -> list[str]:
     reasons = []
     for side in (baseline, candidate):
         buckets = {b.name: b for b in side.buckets}
-        places = np.array([r.bucket for r in side.measured], dtype=object)
-        tokens = side.facts.prompt_tokens
-        leaves = np.zeros(len(places), dtype=bool)
+        places, tokens = side.key_fields["bucket"], side.facts.prompt_tokens
+        leaves = np.zeros(len(tokens), dtype=bool)
         for bucket in buckets.values():  # an unknown length is on neither side of a bound
             beyond = (tokens < bucket.min_tokens) | (tokens >= bucket.max_tokens)
-            leaves |= (places == bucket.name) & beyond
+            leaves |= places.find(bucket.name) & beyond
         outside = np.flatnonzero(leaves)
         if len(outside):
             first = side.measured[outside[0]]
@@ -220,7 +219,7 @@ def check_in_buckets(baseline: ArmView, candidate: ArmView) -> list[str]:
                 f"holds {bucket.min_tokens} to below {bucket.max_tokens}); build the prompts "
                 "again with that server's tokenizer"
             )
-        strange = sorted(set(places) - buckets.keys()) if buckets else []
+        strange = sorted(set(places.distinct) - buckets.keys()) if buckets else []
         if strange:
             reasons.append(
                 f"{side.title}: requests in bucket {', '.join(strange)}, which the run's spec "

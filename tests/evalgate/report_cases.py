@@ -10,7 +10,7 @@ import factories
 import msgspec
 import numpy as np
 
-from evalgate.metrics import compute_percentile
+from evalgate.metrics import compute_percentiles
 from evalgate.records import LaunchEvidence, StoredRun
 from evalgate.report import Context
 from evalgate.trend import Night
@@ -102,7 +102,9 @@ def make_summary(factor: float) -> dict[str, Any]:
 
 
 def make_stats(values: list[float]) -> dict[str, Any]:
-    percentiles = {f"p{p}": compute_percentile(values, p) for p in (50, 90, 95, 99)}
+    percents = (50, 90, 95, 99)
+    found = compute_percentiles(values, percents)
+    percentiles = {f"p{p}": value for p, value in zip(percents, found, strict=True)}
     return {"n": len(values), "mean": float(np.mean(values)) if values else None, **percentiles}
 
 

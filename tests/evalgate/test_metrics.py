@@ -47,11 +47,11 @@ def test_mean_of_requests_and_gap_weighted_tpot_are_different_numbers():
     [([1, 2, 3, 4], 50, 2.5), ([1, 2, 3, 4], 99, 3.97), (range(1, 11), 90, 9.1), ([10], 99, 10)],
 )
 def test_percentiles_interpolate_linearly(values, percent, expected):
-    assert metrics.compute_percentile(list(values), percent) == pytest.approx(expected)
+    assert metrics.compute_percentiles(list(values), [percent]) == [pytest.approx(expected)]
 
 
 def test_percentile_of_nothing_is_absent():
-    assert metrics.compute_percentile([], 50) is None
+    assert metrics.compute_percentiles([], [50, 99]) == [None, None]
 
 
 def test_throughput_is_tokens_over_seconds():
