@@ -10,6 +10,7 @@ reads in ``wire``.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,9 +35,10 @@ CONNECT_S = 10.0
 END_S = 1.0  # from [DONE] to the end of the body; nothing is missing when it does not come
 CALL_S = 60.0  # the calls that generate nothing
 MAX_BODY_BYTES = 64 * 1024 * 1024
-MAX_STREAM_BYTES = 256 * 1024 * 1024
+MAX_STREAM_BYTES = 64 * 1024 * 1024  # what comes of it must fit a line that can be read back
 MAX_ERROR_BYTES = 64 * 1024
 MAX_MESSAGE_CHARS = 500
+MAX_NAME_CHARS = 100  # of a version or another label that is stored
 # A kept connection that the server let go fails at once; later than this, work may have been done.
 RECONNECT_WITHIN_NS = 1_000_000_000
 
@@ -280,8 +282,8 @@ class Client:
                 length = entry.get("max_model_len")
                 return ModelCard(self.model, length if type(length) is int else None, ids)
         raise ServerAnswerError(
-            f"{self.base_url} serves {', '.join(ids) or 'no model'}, not {self.model!r}: "
-            "set model.name to a name it serves, or base_url to the right server"
+            f"{self.base_url} serves {self._clean(', '.join(ids)) or 'no model'}, not "
+            f"{self.model!r}: set model.name to a name it serves, or base_url to the right server"
         )
 
     def read_version(self) -> str | None:
@@ -291,7 +293,7 @@ class Client:
         except ServerAnswerError:
             return None
         version = body.get("version") if isinstance(body, dict) else None
-        return version if isinstance(version, str) else None
+        return version[:MAX_NAME_CHARS] if isinstance(version, str) else None
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text as the server counts them. Raises NotSupportedError without one."""
@@ -338,18 +340,25 @@ class Client:
         return metrics
 
     def read_prefix_cache(self) -> PrefixCache | None:
-        """vLLM's prefix-cache counters summed over its engines; None where it has none."""
+        """vLLM's prefix-cache counters summed over its engines; None where it has none.
+
+        Raises ServerAnswerError for a counter that counts nothing.
+        """
         metrics = self.read_metrics() or {}
-        queries = metrics.get("vllm:prefix_cache_queries_total")
-        hits = metrics.get("vllm:prefix_cache_hits_total")
-        if queries is None or hits is None:
-            return None
-        return PrefixCache(sum(v for _, v in queries), sum(v for _, v in hits))
+        sums = []
+        for name in ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"):
+            if name not in metrics:
+                return None
+            total = sum(value for _, value in metrics[name])
+            if not 0 <= total < math.inf:
+                raise ServerAnswerError(f"{self.base_url}/metrics: {name} is {total}, not a count")
+            sums.append(total)
+        return PrefixCache(*sums)
 
     def read_cache_config(self) -> dict[str, str] | None:
         """Labels of vllm:cache_config_info (cache_dtype, block_size, ...), None without it."""
         infos = (self.read_metrics() or {}).get("vllm:cache_config_info")
-        return dict(infos[0][0]) if infos else None
+        return {k: v[:MAX_NAME_CHARS] for k, v in infos[0][0].items()} if infos else None
 
     def call_rpc(self, method: str, timeout_s: float = CALL_S) -> list[Any]:
         """Call a method of every worker (vLLM's developer mode), one result each.

@@ -23,6 +23,8 @@ from evalgate.records import ErrorCategory, RequestError
 DONE = "[DONE]"
 # vLLM ends a request that it gave up with one of these: an answer, but not the model's.
 FAILED_FINISHES = ("abort", "error")
+MAX_COUNT = 10**9  # tokens that a usage may claim; what says more does not count
+MAX_TEXT_CHARS = 2 * 1024 * 1024  # of answer and reasoning; a line of it can still be read back
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class StreamReader:
         self.finish_reason: str | None = None
         self._text: list[str] = []
         self._reasoning: list[str] = []
+        self._text_chars = 0
         self._stamps: list[int] = []
         self._empty_stamps: list[int] = []
         self._empty_finish = False
@@ -156,6 +159,9 @@ class StreamReader:
         reasoning = _get_text(source, "reasoning") or _get_text(source, "reasoning_content")
         finish = _get_text(choice, "finish_reason") or None
         ids = _check_ids(choice.get("token_ids"))
+        self._text_chars += len(text) + len(reasoning) + len(finish or "")
+        if self._text_chars > MAX_TEXT_CHARS:
+            raise StreamError("stream_error", f"more than {MAX_TEXT_CHARS} characters came")
         if self.finish_reason is not None:
             if text or reasoning or ids:
                 raise StreamError("stream_error", "more text came after the finish_reason")
@@ -226,7 +232,7 @@ def _check_usage(usage: Any) -> dict[str, int | None]:
         "cached_tokens": details.get("cached_tokens") if isinstance(details, dict) else None,
     }
     for name, value in counts.items():
-        if value is not None and (type(value) is not int or value < 0):
+        if value is not None and (type(value) is not int or not 0 <= value <= MAX_COUNT):
             raise StreamError("stream_error", f"usage.{name} is {_show(value)}, not a count")
     return counts
 

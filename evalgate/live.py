@@ -348,6 +348,11 @@ class LiveArm:
         before, after = self._prefix_cache.get("warm"), self._prefix_cache.get("measured")
         if before is None or after is None:
             return None
+        if after.queries < before.queries or after.hits < before.hits:
+            raise ServerAnswerError(
+                f"the counters of the {self.name} server fell during block {self._block}: it was "
+                "started again meanwhile, so the block is not of one launch; continue with --resume"
+            )
         return {"queries": after.queries - before.queries, "hits": after.hits - before.hits}
 
     def build_record(self) -> Arm:
@@ -428,4 +433,4 @@ def _name_dtype(dtype: Any) -> str | None:
 
 def _select_ints(labels: dict[str, str]) -> dict[str, int]:
     wanted = ("block_size", "num_gpu_blocks", "num_cpu_blocks")
-    return {key: int(labels[key]) for key in wanted if labels.get(key, "").isdigit()}
+    return {key: int(labels[key]) for key in wanted if labels.get(key, "").isdecimal()}

@@ -22,11 +22,13 @@ from stub_server import (
 )
 
 from evalgate import client as client_module
-from evalgate.client import Client, NotSupportedError
-from evalgate.errors import ServerAnswerError, ServerError
+from evalgate import generation
+from evalgate.client import Client
+from evalgate.errors import ServerError
 from evalgate.generation import Generation, StreamReader
 from evalgate.metrics import compute_tpot_s, compute_ttft_s
 from evalgate.spec import TimeoutSpec
+from evalgate.store import MAX_LINE_BYTES
 
 S = 1_000_000_000
 
@@ -47,12 +49,12 @@ def ask(stub: StubServer, answer: Answer, **limits: float) -> Generation:
         return client.generate([1, 2, 3], 8)
 
 
-def get_failure(generation: Generation) -> tuple[str, str]:
+def get_failure(failed: Generation) -> tuple[str, str]:
     """Category and message of a failed request, which must have no latency and no counts."""
-    assert generation.error is not None
-    assert generation.chunk_ns == []
-    assert (generation.end_ns, generation.output_tokens, generation.text) == (None, None, None)
-    return generation.error.category, generation.error.message
+    assert failed.error is not None
+    assert failed.chunk_ns == []
+    assert (failed.end_ns, failed.output_tokens, failed.text) == (None, None, None)
+    return failed.error.category, failed.error.message
 
 
 def read_stream(events: Sequence[tuple[float, bytes]]) -> Generation:
@@ -303,6 +305,7 @@ def test_an_error_object_inside_a_200_is_a_stream_error(stub: StubServer, event:
         (sse({"choices": [{"text": 5}]}), "text is not text"),
         (sse({"choices": [], "usage": {"completion_tokens": -1}}), "not a count"),
         (sse({"choices": [], "usage": {"completion_tokens": 1.5}}), "not a count"),
+        (sse({"choices": [], "usage": {"prompt_tokens": 10**30}}), "not a count"),
         (b"data: \xff\n\n", "not UTF-8"),
     ],
 )
@@ -398,6 +401,21 @@ def test_a_stream_without_end_is_bounded(stub: StubServer, monkeypatch: pytest.M
     monkeypatch.setattr(client_module, "MAX_STREAM_BYTES", 10_000)
     failure = get_failure(ask(stub, Answer([text_chunk("x" * 1000, [1])] * 50)))
     assert failure == ("stream_error", "more than 10000 bytes came")
+
+
+def test_an_answer_that_could_not_be_read_back_is_no_answer(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "MAX_TEXT_CHARS", 2_000)
+    failure = get_failure(ask(stub, Answer([text_chunk("x" * 1000, [1])] * 5)))
+    assert failure == ("stream_error", "more than 2000 characters came")
+
+
+def test_the_longest_answer_still_fits_a_line_that_is_read() -> None:
+    """Control characters take six bytes in JSON; a chunk takes 32 bytes on the wire at least, and
+    its time 16 in the line."""
+    times = client_module.MAX_STREAM_BYTES // 32 * 16
+    assert 6 * 2 * generation.MAX_TEXT_CHARS + times < MAX_LINE_BYTES
 
 
 def test_one_connection_is_kept_for_all_requests(stub: StubServer) -> None:
@@ -501,90 +519,3 @@ def test_every_error_of_httpx_becomes_a_record() -> None:
             client.extensions = False
             category = get_failure(client.generate([1], 1))[0]
             assert category in ("timeout", "connect")
-
-
-# Everything but generation.
-
-
-def test_texts_and_messages_are_counted_by_the_server(stub: StubServer) -> None:
-    with make_client(stub) as client:
-        assert client.tokenize("ab") == [97, 98]
-        assert client.detokenize([97, 98]) == "ab"
-        assert client.tokenize_chat([{"role": "user", "content": "x"}]) == list(b"<user>x")
-    bodies = [body for path, body, _ in stub.requests if path == "/tokenize"]
-    assert bodies[0]["add_special_tokens"] is False
-    assert (bodies[1]["add_generation_prompt"], bodies[1]["add_special_tokens"]) == (True, False)
-
-
-def test_the_model_card_is_that_of_our_model(stub: StubServer) -> None:
-    with make_client(stub) as client:
-        card = client.read_model()
-        assert (card.id, card.max_model_len, card.ids) == ("stub", 4096, ["stub"])
-        assert client.read_version() == "0.0.0+stub"
-    other = Client(stub.base_url + "/v1/", "other")
-    with other, pytest.raises(ServerAnswerError, match="serves stub, not 'other'"):
-        other.read_model()
-
-
-METRICS = """\
-# HELP vllm:prefix_cache_queries_total Tokens looked up.
-# TYPE vllm:prefix_cache_queries_total counter
-vllm:prefix_cache_queries_total{engine="0",model_name="m"} 3000.0
-vllm:prefix_cache_queries_total{engine="1",model_name="m"} 1096.0
-# TYPE vllm:prefix_cache_hits_total counter
-vllm:prefix_cache_hits_total{engine="0",model_name="m"} 3072.0
-# TYPE vllm:prefix_cache_hits_created gauge
-vllm:prefix_cache_hits_created{engine="0",model_name="m"} 1.78e+09
-# TYPE vllm:external_prefix_cache_hits_total counter
-vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 5.0
-# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{cache_dtype="int8",block_size="16",engine="0"} 1.0
-"""
-
-
-def test_prefix_cache_counters_are_summed_over_engines(stub: StubServer) -> None:
-    stub.metrics = METRICS
-    with make_client(stub) as client:
-        cache = client.read_prefix_cache()
-        assert cache is not None
-        assert (cache.queries, cache.hits) == (4096, 3072)
-        assert client.read_cache_config() == {
-            "cache_dtype": "int8",
-            "block_size": "16",
-            "engine": "0",
-        }
-
-
-def test_a_server_without_metrics_has_none_and_not_zero(stub: StubServer) -> None:
-    with make_client(stub) as client:
-        assert client.read_metrics() is None
-        assert client.read_prefix_cache() is None
-        assert client.read_cache_config() is None
-
-
-def test_broken_metrics_are_an_error(stub: StubServer) -> None:
-    stub.metrics = "a{b= 1"
-    with make_client(stub) as client, pytest.raises(ServerAnswerError, match="not Prometheus"):
-        client.read_metrics()
-
-
-def test_a_worker_call_gives_one_result_a_worker_or_says_that_it_is_not_supported(
-    stub: StubServer,
-) -> None:
-    stub.rpc["report"] = [{"routes": {"decode": 30}}]
-    with make_client(stub) as client:
-        assert client.call_rpc("report") == [{"routes": {"decode": 30}}]
-        with pytest.raises(NotSupportedError, match="HTTP 404"):
-            client.call_rpc("unknown")
-
-
-@pytest.mark.parametrize(
-    ("body", "believed"),
-    [({"success": True}, True), ({"success": False}, False), ({}, False), ("true", False)],
-)
-def test_a_prefix_cache_reset_is_believed_by_its_body_only(
-    stub: StubServer, body: Any, believed: bool
-) -> None:
-    stub.reset_body = body
-    with make_client(stub) as client:
-        assert client.reset_prefix_cache() is believed

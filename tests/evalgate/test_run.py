@@ -230,6 +230,22 @@ def test_a_server_that_was_upgraded_meanwhile_does_not_answer_for_the_rest(stub,
     assert len(generations(stub)) == asked
 
 
+def test_a_server_that_was_started_again_within_a_block_is_found(stub, tmp_path):
+    """Its counters begin anew; the answers themselves look well."""
+    counts = iter(range(40_000, 0, -1000))
+
+    def answer(body):
+        queries = next(counts)
+        stub.metrics = (
+            f"vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total 0\n"
+        )
+        return reply(body)
+
+    stub.reply = answer
+    with pytest.raises(ServerAnswerError, match=r"server fell during block 0.*--resume"):
+        execute(make_spec(stub), tmp_path / "r", Watcher())
+
+
 def test_a_complete_run_is_not_resumed(stub, tmp_path):
     execute(make_spec(stub), tmp_path / "r", Watcher())
     with pytest.raises(UsageError, match="complete"):
