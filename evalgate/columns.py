@@ -82,16 +82,14 @@ def tabulate(records: Sequence[RequestRecord]) -> tuple[Columns, Facts]:
         is_cut=np.array([is_cut(r.finish_reason) for r in records], dtype=float),
         time_fault=np.zeros(len(counts), dtype=np.int8),
     )
-    end_ns = np.array(
-        [t if (t := r.end_ns) is not None and t < MAX_INT64 else MAX_INT64 for r in records],
-        dtype=np.int64,
-    )
+    ends_ns = ((r.end_ns, last) for r, last in zip(records, last_ns.tolist(), strict=True))
+    ends_before = np.array([end is not None and end < last for end, last in ends_ns], dtype=bool)
     faults = {
         TimeFault.NO_CHUNK: (counts == 0) & (facts.output_tokens > 0),
         TimeFault.NOT_AFTER_SENDING: (counts > 0) & (first_ns <= 0),
         TimeFault.BACKWARDS: _run_backwards(chunk_ns, ends),
         TimeFault.NO_TIME: (counts > 1) & (first_ns == last_ns),
-        TimeFault.ENDED_BEFORE: (counts > 0) & (end_ns < last_ns),
+        TimeFault.ENDED_BEFORE: (counts > 0) & ends_before,
     }
     for fault, where in reversed(faults.items()):
         facts.time_fault[where & ~facts.failed] = fault

@@ -285,7 +285,7 @@ def pair_requests(
     return RequestPairs(
         sides=(baseline, candidate),
         rows=(rows[0], rows[1]),
-        block=np.array(block.distinct, dtype=int)[block.place[rows[0]]],
+        block=np.array([block.distinct[i] for i in block.place[rows[0]].tolist()], dtype=int),
         bucket=bucket_number,
         prompt=prompt_number,
         bucket_names=[bucket.distinct[i] for i in bucket_place[first]],

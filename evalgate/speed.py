@@ -219,6 +219,7 @@ def _bootstrap(
     measure: Measure,
 ) -> Estimate | None:
     """One launch: resample prompts, all their repetitions together, within buckets."""
+    rows = rows[np.isin(codes[rows], position)]  # a bucket that the spec lacks has no weight
     units = _number_units(pairs, rows)
     first_row = rows[np.unique(units, return_index=True)[1]]
     strata = [
