@@ -6,16 +6,18 @@ the folder is judged. Nothing is parsed and nothing printed here.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from evalgate import report
 from evalgate.commands import Answer, load_calibration
-from evalgate.doctor import compute_exit_code, diagnose, render_json, render_text
+from evalgate.doctor import Diagnosis, compute_exit_code, diagnose, render_json, render_text
 from evalgate.embedded import build_embedded_spec
 from evalgate.errors import EXIT_PASS, SpecError, UsageError
-from evalgate.policy import parse_policy
+from evalgate.policy import check_names, parse_policy
+from evalgate.preflight import Finding
 from evalgate.progress import RunProgress
 from evalgate.records import StoredRun
 from evalgate.run import UntilDecided, execute, resume
@@ -78,6 +80,8 @@ def measure(
         if max_minutes is not None:
             until = UntilDecided(max_minutes, find_min_blocks(resolved), open_rules)
         with RunProgress() as progress:
+            for warning in foresee(resolved, calibrate=calibrate, adds_launches=until is not None):
+                progress.say(f"warning: {warning}")
             folder = execute(
                 resolved, folder, progress, calibrate=calibrate, notes=notes, until=until
             )
@@ -85,12 +89,13 @@ def measure(
 
 
 def diagnose_all(spec: str | None, kind: str) -> Answer:
-    """`evalgate doctor`: every check of the machine for a run of ``spec`` into the usual place."""
+    """`evalgate doctor`: every check of a run of ``spec`` into the usual place."""
     resolved, _ = load_spec(spec, None)
     with RunProgress() as progress:
         found = diagnose(
             resolved, default_out_dir(resolved.name), lambda name: progress.say(f"checking {name}")
         )
+    found += [Diagnosis("policy", Finding("warning", text)) for text in foresee(resolved)]
     text = render_json(found) if kind == "json" else render_text(found)
     return Answer(text, compute_exit_code(found))
 
@@ -145,9 +150,38 @@ def load_spec(name: str | None, policy: str | None) -> tuple[Spec, list[str]]:
         table = load_policy_table(spec.policy, folder)
     else:
         table = spec.policy
+    spec = spec.model_copy(update={"policy": table})
     if table is not None:
-        parse_policy(table, policy or (name or "embedded default"))
-    return spec.model_copy(update={"policy": table}), notes
+        checked = parse_policy(table, policy or (name or "embedded default"))
+        if {BASELINE, CANDIDATE} <= spec.arms.keys():
+            check_names(checked, [bucket.name for bucket in spec.load.buckets], list(spec.tasks))
+    return spec, notes
+
+
+def foresee(spec: Spec, *, calibrate: bool = False, adds_launches: bool = False) -> list[str]:
+    """What of the policy this spec cannot satisfy, however well it goes: better known before."""
+    if not {BASELINE, CANDIDATE} <= spec.arms.keys():
+        return []
+    policy, found = read_policy(spec.policy, spec.name), []
+    blocks, wanted = spec.schedule.blocks, policy.validity.min_blocks
+    if blocks < wanted and not adds_launches:
+        found.append(
+            f"the policy wants {wanted} launches of each arm and the spec makes {blocks}, so rules "
+            f"of speed will stay open: set schedule.blocks to {wanted}"
+        )
+    open_rules = [rule.name for rule in policy.rules if rule.definition.source == "fidelity"]
+    if open_rules and spec.fidelity is None:
+        found.append(
+            f"the spec has no [fidelity], so {', '.join(open_rules)} will stay open: add it, or "
+            "drop the rule"
+        )
+    routes = policy.validity.require_routes
+    if routes and spec.arms[CANDIDATE].patch is None and not calibrate:
+        found.append(
+            f"the policy requires the routes {', '.join(routes)} and the candidate has no patch "
+            "that counts any, so the run will be invalid: set its patch, or require none"
+        )
+    return found
 
 
 def find_min_blocks(spec: Spec) -> int:
@@ -161,5 +195,6 @@ def find_min_blocks(spec: Spec) -> int:
 
 
 def default_out_dir(name: str) -> Path:
+    """A new folder below RESULTS; the name of a spec cannot lead out of it."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return RESULTS / f"{name}-{stamp}"
+    return RESULTS / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{stamp}"

@@ -178,11 +178,10 @@ def expand(policy: Policy, baseline: ArmView, candidate: ArmView) -> list[Rule]:
     """
     sides = (baseline, candidate)
     buckets, tasks = list_buckets(*sides), list_tasks(*sides)
+    check_names(policy, buckets, tasks)
     sampled = {(s.task, v.find_bucket(s.prompt_tokens)) for v in sides for s in v.samples}
     rules: list[Rule] = []
     for rule in policy.rules:
-        _check_known(rule, "bucket", rule.bucket, buckets)
-        _check_known(rule, "task", rule.task, tasks)
         for task in tasks if rule.task == EACH else [rule.task]:
             places = [
                 b
@@ -202,6 +201,13 @@ def expand(policy: Policy, baseline: ArmView, candidate: ArmView) -> list[Rule]:
         twice = next(name for name in names if names.count(name) > 1)
         raise PolicyError(f"two rules are called {twice!r} once '*' is replaced: rename one")
     return rules
+
+
+def check_names(policy: Policy, buckets: Sequence[str], tasks: Sequence[str]) -> None:
+    """Raise PolicyError for the first rule about a bucket or a task that is not there."""
+    for rule in policy.rules:
+        _check_known(rule, "bucket", rule.bucket, buckets)
+        _check_known(rule, "task", rule.task, tasks)
 
 
 def list_buckets(*sides: ArmView) -> list[str]:

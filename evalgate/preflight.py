@@ -64,12 +64,12 @@ def list_quick_checks(spec: Spec, folder: Path) -> list[tuple[str, Check]]:
     checks: list[tuple[str, Check]] = [
         ("leftovers", check_leftovers),
         ("results folder", lambda: check_folder(folder)),
+        ("lengths and tasks", lambda: check_asked(spec)),
     ]
     if any(not arm.attached for arm in spec.arms.values()):
         checks += [
             ("inherited settings", lambda: check_inherited(spec, os.environ)),
             ("model", lambda: check_model(spec)),
-            ("lengths", lambda: check_launched_lengths(spec)),
             ("memory", lambda: check_room(spec, read_memory())),
             ("port", check_loopback),
         ]
@@ -184,11 +184,14 @@ def find_model_folder(spec: Spec) -> Path | None:
     return folder.resolve()
 
 
-def check_launched_lengths(spec: Spec) -> Finding:
-    """Do prompts and answers fit --max-model-len, or the model's own limit? Raises UsageError."""
-    own = _read_model_limit(find_model_folder(spec))
+def check_asked(spec: Spec) -> Finding:
+    """Are the tasks and their data there, and do prompts and answers fit --max-model-len, or the
+    model's own limit? An attached server's is asked later. Raises UsageError."""
+    launched = any(not arm.attached for arm in spec.arms.values())
+    own = _read_model_limit(find_model_folder(spec)) if launched else None
     limits = {
-        name: parse_context(arm.args) or own for name, arm in spec.arms.items() if not arm.attached
+        name: None if arm.attached else parse_context(arm.args) or own
+        for name, arm in spec.arms.items()
     }
     for limit in limits.values():
         check_lengths(spec, limit)

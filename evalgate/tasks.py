@@ -130,7 +130,8 @@ def check_task(
 
     A public set is not fetched for it.
     """
-    max_tokens = spec.max_tokens or find_task(task_name).max_tokens
+    task = find_task(task_name)
+    max_tokens = spec.max_tokens or task.max_tokens
     _resolve_ranges(task_name, spec, lengths, max_tokens, max_model_len)
     if spec.data is not None and spec.data != HUB:
         load_rows(task_name, spec.data)

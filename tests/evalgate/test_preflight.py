@@ -16,10 +16,10 @@ from evalgate.errors import ServerStartError, StorageError, TaskDataError, Usage
 from evalgate.leftovers import make_folder
 from evalgate.memory import GIB, Memory
 from evalgate.preflight import (
+    check_asked,
     check_folder,
     check_inherited,
     check_key,
-    check_launched_lengths,
     check_leftovers,
     check_loopback,
     check_model,
@@ -58,32 +58,37 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_prompt_and_answer_that_just_fit_the_context_are_well(model: Path) -> None:
-    assert (
-        "1000 prompt and 24 output tokens fit" in check_launched_lengths(make_spec(model)).message
-    )
+    assert "1000 prompt and 24 output tokens fit" in check_asked(make_spec(model)).message
 
 
 @pytest.mark.parametrize("args", [("--max-model-len", "1023"), ("--max-model-len=1023",)])
 def test_a_bucket_beyond_the_context_is_refused_by_name(model: Path, args) -> None:
     with pytest.raises(UsageError, match=r"b: 1000 .* make 1024, the server's context is 1023"):
-        check_launched_lengths(make_spec(model, args=args))
+        check_asked(make_spec(model, args=args))
 
 
 def test_the_models_own_limit_counts_where_none_is_set(model: Path) -> None:
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
     with pytest.raises(UsageError, match="context is 512"):
-        check_launched_lengths(make_spec(model))
+        check_asked(make_spec(model))
 
 
 def test_a_task_that_does_not_exist_is_refused_with_the_nearest(model: Path) -> None:
+    for task in ({}, {"max_tokens": 8}):
+        with pytest.raises(TaskDataError, match="retrieval"):
+            check_asked(make_spec(model, tasks={"retreival": task}))
+
+
+def test_tasks_are_checked_where_every_server_is_attached_to_too(model: Path) -> None:
+    arms = {name: {"base_url": "http://127.0.0.1:9"} for name in ("baseline", "candidate")}
     with pytest.raises(TaskDataError, match="retrieval"):
-        check_launched_lengths(make_spec(model, tasks={"retreival": {}}))
+        find_obstacles(make_spec(model, arms=arms, tasks={"retreival": {}}), model)
 
 
 def test_task_data_that_cannot_be_read_is_refused(model: Path) -> None:
     spec = make_spec(model, tasks={"hotpotqa": {"data": "/no/such.jsonl", "max_tokens": 8}})
     with pytest.raises(TaskDataError, match=r"/no/such\.jsonl"):
-        check_launched_lengths(spec)
+        check_asked(spec)
 
 
 @pytest.mark.parametrize(
