@@ -220,6 +220,17 @@ def test_a_resume_with_another_spec_is_refused(stub, tmp_path):
         resume(tmp_path / "r", Watcher(), make_spec(stub, seed=6))
 
 
+def test_a_strangers_run_sends_nothing_to_the_servers_that_it_names(stub, tmp_path, monkeypatch):
+    """Nor a key: which variable holds it is the stranger's choice too."""
+    with pytest.raises(InterruptedRunError):
+        execute(make_spec(stub), tmp_path / "r", Watcher(interrupt_after=3))
+    monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path / "of another user"))
+    stub.requests.clear()
+    with pytest.raises(UsageError, match="not started by this user"):
+        resume(tmp_path / "r", Watcher())
+    assert stub.requests == []
+
+
 def test_a_server_that_was_upgraded_meanwhile_does_not_answer_for_the_rest(stub, tmp_path):
     with pytest.raises(InterruptedRunError):
         execute(make_spec(stub, blocks=2), tmp_path / "r", Watcher(interrupt_after=11))
