@@ -86,7 +86,18 @@ def test_the_measuring_half_imports_downwards_only():
 
 
 @pytest.mark.parametrize(
-    "name", ["stats", "sequential", "spread", "compare", "policy", "validity", "gate", "summary"]
+    "name",
+    [
+        "stats",
+        "columns",
+        "sequential",
+        "spread",
+        "compare",
+        "policy",
+        "validity",
+        "gate",
+        "summary",
+    ],
 )
 def test_the_judging_half_knows_no_server_and_no_file(name):
     for module, path in modules("evalgate").items():
@@ -97,6 +108,18 @@ def test_the_judging_half_knows_no_server_and_no_file(name):
 def test_reports_measure_nothing():
     for name, path in modules("evalgate/report").items():
         assert not own_imports(path) & JUDGING_FORBIDDEN, name
+
+
+def test_a_judgement_waits_for_nothing_that_it_does_not_need():
+    # Together these would take longer to import than a hundred thousand requests to compare.
+    code = (
+        "import sys, evalgate.cli, evalgate.commands, evalgate.report.json_;"
+        "heavy = {'httpx', 'jinja2', 'rich', 'pandas', 'statsmodels', 'scipy.stats', "
+        "'scipy.optimize', 'evalgate.run', 'evalgate.client'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_base_install_imports_neither_torch_nor_vllm():

@@ -61,6 +61,17 @@ def test_a_throughput_is_the_log_ratio_of_the_two_figures_of_a_block():
     assert math.exp(estimate(records, "output_throughput").value) == pytest.approx(7 / 6)
 
 
+def test_a_bucket_that_the_spec_lacks_has_no_weight():
+    records = [
+        make_request(arm, bucket=bucket, prompt_id=prompt)
+        for arm in ("baseline", "candidate")
+        for bucket in ("4K-8K", "8K-16K", "16K-32K", "of another run")
+        for prompt in ("p0", "p1")
+    ]
+    effect = estimate(records, "weighted_output_throughput")
+    assert effect.estimate.bounds() == pytest.approx((0, 0))
+
+
 def test_source_vectors_weigh_the_buckets():
     # 12.400507/11.574609/10.174793 -> 11.319844; 12.606487/12.319985/11.403174 -> 12.102242.
     figures = {

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats as sps
+from statsmodels.stats.multitest import multipletests
 
 from evalgate.stats import (
     adjust_holm,
@@ -10,6 +11,7 @@ from evalgate.stats import (
     estimate_bootstrap_strata,
     estimate_paired,
     estimate_welch,
+    find_t,
 )
 
 
@@ -127,3 +129,15 @@ def test_holm_multiplies_the_smallest_by_all_and_never_reorders():
     # 0.01 x 3 = 0.03; 0.03 x 2 = 0.06; 0.04 x 1 raised to 0.06.
     assert adjust_holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
     assert adjust_holm([]) == []
+
+
+def test_holm_agrees_with_statsmodels():
+    values = [0.2, 1e-9, 0.04, 0.01, 0.01, 0.9, 0.03]
+    expected = multipletests(values, method="holm")[1]
+    assert adjust_holm(values) == expected.tolist()
+
+
+def test_quantiles_of_t_are_scipys():
+    for df in (1, 2.7, 9, 400):
+        assert find_t(0.95, df) == sps.t.ppf(0.95, df)
+        assert -find_t(0.05, df) == sps.t.isf(0.05, df)

@@ -22,6 +22,13 @@ def test_no_loss_in_n_still_allows_the_exact_binomial_bound():
         assert high == pytest.approx(1 - 0.05 ** (1 / n))
 
 
+def test_a_one_sided_loss_is_judged_by_the_exact_binomial_and_beta():
+    estimate = PairedShareEstimate(0, 3, 40)
+    assert estimate.p_below(-0.2) == pytest.approx(sps.binom.sf(2, 40, 0.2))
+    assert PairedShareEstimate(0, 0, 40).p_below(-0.02) == 1.0
+    assert estimate.bounds()[0] == pytest.approx(-sps.beta.ppf(0.95, 4, 37))
+
+
 def test_tango_score_without_changed_answers_has_its_closed_form():
     # Z^2 = n d / (1 - d), so the bound where Z = z is z^2 / (n + z^2).
     bound = Z95**2 / (50 + Z95**2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,6 @@ from evalgate.records import (
     RequestRecord,
     Run,
     SampleRecord,
-    parse_json,
-    parse_line,
-    parse_record,
-    render_record,
 )
 from evalgate.store import RunWriter, load_run, load_telemetry
 
@@ -294,38 +289,6 @@ def test_a_link_in_the_folder_does_not_lead_a_writer_out_of_it(tmp_path: Path) -
         with pytest.raises(StorageError, match=r"run\.json"):
             writer.save_run(RUN)
     assert outside.read_bytes() == b"mine"
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"block": 1.0},
-        {"block": True},
-        {"prompt_tokens": "5"},
-        {"chunk_ns": [1.5]},
-        {"chunk_ns": [10**25]},
-        {"output_text": "NaN and Infinity"},
-        {"output_text": "\ud800"},
-        {"extra": {"x": float("nan")}},
-        {"error": {"category": "x", "message": "m"}},
-        {"phas": "measure"},
-    ],
-)
-def test_a_line_read_in_one_step_gives_what_the_long_way_gives(change: dict[str, Any]) -> None:
-    line = json.dumps({**json.loads(render_record(make_request())), **change})
-
-    def attempt(read: Callable[[], RequestRecord]) -> RequestRecord | str:
-        try:
-            return read()
-        except EvidenceError as exc:
-            return str(exc)
-
-    short = attempt(lambda: parse_line(RequestRecord, line.encode(), "w"))
-    long = attempt(lambda: parse_record(RequestRecord, parse_json(line, "w"), "w"))
-    assert short == long
-    text_alone = not change or "output_text" in change
-    assert isinstance(short, RequestRecord) is text_alone
 
 
 def test_reading_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
