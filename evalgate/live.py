@@ -44,6 +44,8 @@ CANARY_TOKENS = 16
 RPC_TIMEOUT_S = 60.0
 Phase = Literal["warmup", "measure"]
 
+# vLLM's word for a quantised cache whose checkpoint brings no scales: steps of 1.0 for any keys.
+UNIT_SCALES_IN_LOG = "KV cache scaling factor 1.0"
 BACKEND_IN_LOG = re.compile(r"Using (?:AttentionBackendEnum\.)?(\w+)(?: attention)? backend")
 
 
@@ -75,6 +77,7 @@ class LiveArm:
     _reports: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     _prefix_cache: dict[str, Any] = field(default_factory=dict)
     _canary: dict[str, Any] | None = None
+    _has_unit_scales: bool = False
 
     @property
     def client(self) -> Client:
@@ -154,7 +157,9 @@ class LiveArm:
             )
         if self.server is not None:
             self.command, self.env = self.server.command, self.server.env
-            self.attention_backend = read_backend(self.log_path(self.name, self._block))
+            log = _read_text(self.log_path(self.name, self._block))
+            self.attention_backend = find_backend(log)
+            self._has_unit_scales = UNIT_SCALES_IN_LOG in log
         if not (self.arm.attached and self.spec.schedule.warmup == 0):
             self._canary = {"prompt": CANARY_PROMPT, "cold_text": self._ask_canary("cold")}
         self.mark("ready")
@@ -309,6 +314,8 @@ class LiveArm:
     def _keep_evidence(self) -> None:
         ready, end = self._reports.get("ready"), self._reports.get("end")
         kv_cache = (end or {}).get("kv_cache") or self._read_stock_kv_cache()
+        if kv_cache and self._has_unit_scales:
+            kv_cache = {**kv_cache, "unit_scales": True}
         if kv_cache:
             self.kv_cache_dtype = _name_dtype(kv_cache.get("dtype"))
         if end and end.get("backend"):
@@ -392,13 +399,17 @@ def build_launch(arm: ArmSpec, *, forcing: bool) -> tuple[list[str], dict[str, s
     return args, env
 
 
-def read_backend(log: Path) -> str | None:
-    """The attention backend that the server's log names, None when it names none."""
-    try:
-        found = BACKEND_IN_LOG.search(log.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
+def find_backend(log: str) -> str | None:
+    """The attention backend that a server's log names, None when it names none."""
+    found = BACKEND_IN_LOG.search(log)
     return found.group(1) if found else None
+
+
+def _read_text(log: Path) -> str:
+    try:
+        return log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def utc_now() -> str:

@@ -22,6 +22,7 @@ PLAIN_FORM = "_torch"  # routes served by the plain form of a kernel carry this 
 INT8 = "int8"
 DTYPE_FLAG = "--kv-cache-dtype"
 BYTES_KEY = "bytes_per_token_per_layer"
+UNIT_SCALES_KEY = "unit_scales"
 
 
 @dataclass
@@ -42,6 +43,7 @@ def check_proof(baseline: ArmView, candidate: ArmView, required: list[str]) -> F
         found.warnings.append(f"{candidate.title}: {count} launches went to the fallback route")
     for side in (baseline, candidate):
         _check_pages(side, None if side is baseline else baseline, found)
+        _check_scales(side, found)
         _check_fault(side, found)
     _check_canary(baseline, candidate, found)
     return found
@@ -191,6 +193,15 @@ def _check_pages(side: ArmView, baseline: ArmView | None, found: Findings) -> No
         found.reasons.append(
             f"{side.title}: its KV cache takes {own:g} bytes a token and layer, not less than the "
             f"baseline's {theirs:g}; {remedy}"
+        )
+
+
+def _check_scales(side: ArmView, found: Findings) -> None:
+    """With max|K| 4.5 a step of 1.0 errs by up to 0.5, where 4.5/127 = 0.0354 errs by 0.0177."""
+    if any((e.kv_cache or {}).get(UNIT_SCALES_KEY) for e in side.evidence):
+        found.warnings.append(
+            f"{side.title}: its log says that the scales of the KV cache are 1.0, as the "
+            "checkpoint has none: calibrate them, or judge accuracy as that of such a cache"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from stub_server import StubServer
 from evalgate.client import Client
 from evalgate.errors import ServerAnswerError
 from evalgate.live import LiveArm
+from evalgate.records import Environment
 from evalgate.spec import build_spec
 
 REPORT = {"routes": {"decode": 4}, "kv_cache": {"dtype": "int8"}, "layers": 4}
@@ -78,3 +80,17 @@ def test_pages_that_differ_between_layers_are_named_together(
     read(arm, stub, [{**REPORT, "kv_cache": {"dtype": ["bfloat16", "int8"]}}])
     assert arm.kv_cache_dtype == "bfloat16 and int8"
     assert arm.build_record().kv_cache_dtype == "bfloat16 and int8"
+
+
+def test_the_log_tells_backend_and_scales(arm: LiveArm, stub: StubServer, tmp_path: Path) -> None:
+    line = "WARNING [kv_cache.py:163] Using KV cache scaling factor 1.0 for fp8_e4m3. This may"
+    backend = "INFO [cuda.py:1] Using AttentionBackendEnum.FLASH_ATTN backend."
+    (tmp_path / "log").write_text(f"{backend}\n{line}\n")
+    arm.server = SimpleNamespace(command=["vllm"], env={})
+    arm.environment = Environment(gpu=None, driver=None, cpu=None, packages={}, git=None)
+    stub.rpc["kernels_patch_report"] = [REPORT]
+    arm._identify()
+    arm.server = None
+    assert arm.attention_backend == "FLASH_ATTN"
+    read(arm, stub, [REPORT])
+    assert arm.evidence[0].kv_cache == {"dtype": "int8", "unit_scales": True}

@@ -159,6 +159,12 @@ def test_pages_that_save_nothing_are_invalid():
     assert_only(check(make_evidence(), baseline=baseline), "2080 bytes", "not less")
 
 
+def test_scales_of_one_that_nobody_chose_are_a_warning():
+    found = check(make_evidence(kv_cache={"dtype": "int8", "unit_scales": True}))
+    assert found.reasons == []
+    assert "scales of the KV cache are 1.0" in found.warnings[0]
+
+
 def test_layers_with_pages_of_different_sizes_are_held_to_the_largest():
     """A worker lists what differs between its layers."""
     baseline = make_arm(
