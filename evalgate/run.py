@@ -119,8 +119,9 @@ def resume(
         spec = build_calibration_spec(spec)
     if spec is not None and compute_spec_sha256(render_spec(spec)) != stored.run.spec_sha256:
         raise UsageError(
-            f"{out_dir} was started with another spec (sha256 {stored.run.spec_sha256[:12]}): "
-            "resume without naming a spec, or start a new run"
+            f"{out_dir} was started with another spec or policy (sha256 "
+            f"{stored.run.spec_sha256[:12]}): name the spec, and the --policy, that it began with, "
+            "or start a new run"
         )
     if stored.run.status == "complete":
         raise UsageError(f"{out_dir} is complete: there is nothing to resume")
