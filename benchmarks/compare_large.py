@@ -168,7 +168,7 @@ def main() -> None:
                 "command": " ".join(["python", *sys.argv]),
                 "machine": platform.machine(),
                 "python": platform.python_version(),
-                "pydantic": version("pydantic"),
+                "msgspec": version("msgspec"),
                 "requests": options.requests,
                 "tokens": options.tokens,
                 "bytes": size,

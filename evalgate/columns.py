@@ -68,8 +68,9 @@ class Facts(Rows):
 
 def tabulate(records: Sequence[RequestRecord]) -> tuple[Columns, Facts]:
     """The values of ``records``, in their order."""
-    counts = np.array([len(r.chunk_ns) for r in records], dtype=np.int64)
-    chunk_ns = np.frombuffer(b"".join([r.chunk_ns for r in records]), dtype=np.int64)
+    times = [r.chunk_ns for r in records]
+    counts = np.fromiter(map(len, times), dtype=np.int64, count=len(times))
+    chunk_ns = np.frombuffer(b"".join(times), dtype=np.int64)
     ends = np.cumsum(counts)
     some = np.flatnonzero(counts)
     first_ns, last_ns = np.zeros((2, len(counts)), dtype=np.int64)

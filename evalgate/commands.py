@@ -16,15 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evalgate import report
-from evalgate.amdahl import compute_attention_share, compute_bound, parse_profile
 from evalgate.compare import BASELINE
 from evalgate.errors import EXIT_PASS, EvalgateError, UsageError
-from evalgate.explain import explain
 from evalgate.gate import Verdict, judge
 from evalgate.policy import Policy
 from evalgate.records import RUN_FILE, StoredRun
 from evalgate.store import load_run
-from evalgate.trend import Night, build_trend
 from evalgate.verdicts import (
     choose_policy,
     is_calibration,
@@ -56,6 +53,8 @@ def judge_again(
     chosen = choose_policy(policy, stored.run, stored.label)
     verdict = judge_run(stored, chosen, load_calibration(calibration))
     if explained:
+        from evalgate.explain import explain
+
         return Answer(explain(verdict), verdict.exit_code)
     text = report.render(kind, verdict.to_json(), report.Context.of_run(stored))
     return Answer(text, verdict.exit_code)
@@ -95,6 +94,8 @@ def compare_builds(
 def bound_gain(verdict: Verdict, profile: str) -> str:
     """Amdahl's bound of a profile beside the length-normalised throughput that was measured: of all
     buckets where a rule is about that, else of the bucket that gained most for certain."""
+    from evalgate.amdahl import compute_attention_share, compute_bound, parse_profile
+
     path = Path(profile)
     opener = gzip.open if path.suffix == ".gz" else open
     try:
@@ -124,6 +125,7 @@ def show_trend(results: str, pinned: str | None, kind: str) -> Answer:
     Runs that cannot be read or have one arm are skipped by name in the answer.
     """
     from evalgate.report.trend import render_trend
+    from evalgate.trend import Night, build_trend
 
     folder = Path(results)
     if not folder.is_dir():

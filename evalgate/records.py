@@ -11,12 +11,12 @@ import functools
 import json
 import math
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import force_setattr
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from evalgate.errors import EvidenceError
@@ -36,16 +36,11 @@ Count = Annotated[int, Field(ge=0), Meta(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1), Meta(ge=0, le=1)]
 
 
-def pack_times(times: Sequence[int]) -> array[int]:
-    """Eight bytes a time instead of forty: a long run holds millions of them."""
+def _check_times(times: list[int]) -> list[int]:
     try:
-        return array("q", times)
+        array("q", times)
     except OverflowError:
         raise ValueError("a time beyond 292 years is none: the file is damaged") from None
-
-
-def _check_times(times: list[int]) -> list[int]:
-    pack_times(times)
     return times
 
 
@@ -105,7 +100,8 @@ class RequestRecord(LineRecord):
     extra: Extra | None = None
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "chunk_ns", pack_times(self.chunk_ns))
+        # Eight bytes a time instead of forty: a long run holds millions of them.
+        force_setattr(self, "chunk_ns", array("q", self.chunk_ns))
 
     @property
     def key(self) -> tuple[int, str, str, int]:
@@ -270,7 +266,8 @@ class StoredRun:
 R = TypeVar("R", bound=Record | LineRecord)
 L = TypeVar("L", bound=LineRecord)
 
-REFUSALS = (msgspec.MsgspecError, RecursionError)  # what a decoder raises of a line
+# What a decoder raises of a line: no JSON or not ours, nested too deeply, a time beyond all times.
+REFUSALS = (msgspec.MsgspecError, RecursionError, OverflowError)
 
 
 def parse_record(kind: type[R], data: Any, where: str) -> R:

@@ -47,6 +47,7 @@ LINE_FILES = (REQUESTS_FILE, SAMPLES_FILE, FIDELITY_FILE, TELEMETRY_FILE)
 MAX_RUN_BYTES = 64 * 1024 * 1024
 MAX_FILE_BYTES = 4 * 1024**3
 MAX_LINE_BYTES = 64 * 1024 * 1024
+READ_BYTES = 256 * 1024  # at once
 
 R = TypeVar("R", bound=LineRecord)
 T = TypeVar("T")
@@ -273,7 +274,7 @@ def _open_plain(path: Path, max_bytes: int) -> BinaryIO | None:
     if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
         os.close(number)
         raise EvidenceError(f"{path} is not a plain file of at most {max_bytes} bytes")
-    return os.fdopen(number, "rb")
+    return os.fdopen(number, "rb", buffering=READ_BYTES)
 
 
 def refuse_links(path: str, flags: int) -> int:
