@@ -121,7 +121,10 @@ def _read_gpus() -> list[dict[str, Any]] | None:
     with open_nvml() as nvml:
         if nvml is None:
             return None
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        except nvml.NVMLError:
+            return None  # a GPU that was lost ends its server, and must not end what tells of it
         return [_read_gpu(nvml, handle) for handle in handles]
 
 

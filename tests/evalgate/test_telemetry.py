@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,21 @@ def test_a_gpu_value_that_the_card_does_not_give_is_none() -> None:
         "power_w": 312.5,
         "throttle_reasons": 4,
     }
+
+
+def test_a_gpu_that_was_lost_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception):
+        pass
+
+    def lose() -> int:
+        raise NVMLError("GPU is lost")
+
+    @contextmanager
+    def open_scripted() -> Iterator[Any]:
+        yield SimpleNamespace(NVMLError=NVMLError, nvmlDeviceGetCount=lose)
+
+    monkeypatch.setattr(telemetry, "open_nvml", open_scripted)
+    assert MachineSampler().sample([])["gpus"] is None
 
 
 def make_gpu(reasons: int | None) -> dict[str, Any]:
