@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import psutil
 
 from evalgate import __version__
 from evalgate.client import Client
-from evalgate.environment import read_packages
+from evalgate.environment import locate_python, read_packages
 from evalgate.errors import EXIT_FAIL, EXIT_PASS, EvalgateError, ServerStartError
 from evalgate.preflight import Check, Finding, check_lengths, list_quick_checks
 from evalgate.spec import PATCHES, ArmSpec, Patch, Spec
@@ -97,7 +96,7 @@ def check_self() -> Finding:
 
 def check_packages(arm: ArmSpec) -> Finding:
     """Versions in the arm's interpreter. Raises ServerStartError when it cannot be asked."""
-    python = arm.python or sys.executable
+    python = locate_python(arm.python)
     packages = read_packages(python, arm.env)
     shown = ", ".join(
         f"{name} {packages[name]}"
@@ -132,7 +131,7 @@ def check_kernels(arm: ArmSpec, patch: Patch) -> Finding:
 def _run(
     arm: ArmSpec, patch: Patch, arguments: Sequence[str], limit_s: float
 ) -> subprocess.CompletedProcess[str]:
-    python = arm.python or sys.executable
+    python = locate_python(arm.python)
     env = {**os.environ, **arm.env, **patch.env}
     try:
         return subprocess.run(

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -65,6 +66,16 @@ if importlib.util.find_spec("kernels_patch"):  # it comes in evalgate's distribu
 found["python"] = ".".join(map(str, sys.version_info[:3]))
 print(json.dumps(found))
 """
+
+
+def locate_python(python: str | None) -> str:
+    """The interpreter of an arm, by default our own, as it is found from any folder: a server runs
+    in one of its own. A name without a slash is left to PATH; a link is kept, as it is what makes a
+    virtual environment."""
+    if python is None:
+        return sys.executable
+    path = os.path.expanduser(python)
+    return os.path.abspath(path) if os.sep in path else path
 
 
 def read_environment(

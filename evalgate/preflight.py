@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from evalgate.embedded import default_cache_root, find_packaged_gguf, locate_converted
+from evalgate.environment import locate_python
 from evalgate.errors import ServerStartError, StorageError, UsageError
 from evalgate.leftovers import find_leftovers
 from evalgate.load import check_context
@@ -68,6 +69,7 @@ def list_quick_checks(spec: Spec, folder: Path) -> list[tuple[str, Check]]:
     ]
     if any(not arm.attached for arm in spec.arms.values()):
         checks += [
+            ("interpreters and paths", lambda: check_paths(spec)),
             ("inherited settings", lambda: check_inherited(spec, os.environ)),
             ("model", lambda: check_model(spec)),
             ("memory", lambda: check_room(spec, read_memory())),
@@ -95,6 +97,33 @@ def check_leftovers() -> Finding:
         f"servers of an earlier evalgate still run and hold memory and processors (process ids: "
         f"{pids}): end them (kill {pids}), as they slow down what is measured",
     )
+
+
+def check_paths(spec: Spec) -> Finding:
+    """Are the interpreters there, and would a server find what its arguments name? Raises
+    UsageError.
+
+    A server runs in an empty folder of its own. A PYTHONPATH that leads nowhere from there is not
+    missed by anybody: the arm would be what is installed, not what is to be measured.
+    """
+    for name, arm in spec.arms.items():
+        if arm.attached:
+            continue
+        python = locate_python(arm.python)
+        if shutil.which(python) is None:
+            raise UsageError(
+                f"arms.{name}.python: there is no interpreter {python}: name that of its build"
+            )
+        values = [arg.partition("=")[2] if arg.startswith("--") else arg for arg in arm.args]
+        loose = [value for value in values if value.startswith(("./", "../", "~"))]
+        entries = arm.env.get("PYTHONPATH", "").split(os.pathsep)
+        loose += [entry for entry in entries if entry and not os.path.isabs(entry)]
+        if loose:
+            raise UsageError(
+                f"arms.{name}: {loose[0]!r} is a path from this folder, and a server runs in an "
+                "empty one of its own: make it absolute"
+            )
+    return Finding("ok", "interpreters are there, and paths are absolute")
 
 
 def check_inherited(spec: Spec, env: Mapping[str, str]) -> Finding:
@@ -176,7 +205,9 @@ def find_model_folder(spec: Spec) -> Path | None:
     path = spec.model.path
     if path == PACKAGED_MODEL:
         return locate_converted(find_packaged_gguf())
-    if path is None or not path.startswith(("/", "./", "../", "~")):
+    if path is None:
+        return None
+    if not path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
         return None
     folder = Path(path).expanduser()
     if not folder.exists():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from evalgate import __version__
 from evalgate.block import Progress, RunState, measure_block
 from evalgate.embedded import ensure_packaged_model
-from evalgate.environment import list_changes, read_environment
+from evalgate.environment import list_changes, locate_python, read_environment
 from evalgate.errors import EvalgateError, InterruptedRunError, StorageError, UsageError
 from evalgate.live import LiveArm, utc_now
 from evalgate.origin import forget_start, note_start, was_started_here
@@ -169,7 +168,7 @@ def _check_same_build(run: Run, spec: Spec, out_dir: Path) -> None:
     )
     for name, arm in run.arms.items():
         if arm.launches and name in spec.arms:
-            python = spec.arms[name].python or sys.executable
+            python = locate_python(spec.arms[name].python)
             now = read_environment(python, spec.arms[name].env)
             changes += [f"{name}: {change}" for change in list_changes(arm.environment, now)]
     if changes:
@@ -214,7 +213,7 @@ def _build_state(
             spec=spec,
             arm=arm,
             model_path=model_path,
-            python=arm.python or sys.executable,
+            python=locate_python(arm.python),
             log_path=writer.log_path,
             run_id=run.run_id,
         )

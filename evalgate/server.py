@@ -95,6 +95,11 @@ class Server:
         Raises ServerStartError with the cause that the log names; nothing is left running then.
         Raises StorageError when the log cannot be written.
         """
+        if shutil.which(plan.python) is None:
+            raise ServerStartError(
+                f"the {plan.arm} server cannot be started: there is no interpreter {plan.python}: "
+                "set the arm's python to that of its build"
+            )
         before = select_used(read_memory(), {**os.environ, **plan.env}, plan.args)
         if (fraction := _parse_memory_fraction(plan.args)) is not None:
             check_memory(before, fraction)

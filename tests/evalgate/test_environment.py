@@ -11,6 +11,7 @@ import pytest
 from evalgate import environment
 from evalgate.environment import (
     list_changes,
+    locate_python,
     read_environment,
     read_git,
     read_gpu,
@@ -34,6 +35,20 @@ def test_the_current_folder_is_not_asked(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')")
     monkeypatch.chdir(tmp_path)
     assert "python" in read_packages(sys.executable)
+
+
+def test_an_interpreter_is_found_from_any_folder_and_its_link_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server runs in a folder of its own, and a virtual environment is a link."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/h")
+    (tmp_path / "python").symlink_to(sys.executable)
+    assert locate_python("./python") == f"{tmp_path}/python"
+    assert locate_python("venv/bin/python") == f"{tmp_path}/venv/bin/python"
+    assert locate_python("~/venv/bin/python") == "/h/venv/bin/python"
+    assert locate_python("python3") == "python3"
+    assert locate_python(None) == sys.executable
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])

@@ -23,7 +23,9 @@ from evalgate.preflight import (
     check_leftovers,
     check_loopback,
     check_model,
+    check_paths,
     check_room,
+    find_model_folder,
     find_obstacles,
     parse_context,
 )
@@ -139,6 +141,36 @@ def test_servers_on_gpus_of_their_own_do_not_share_and_need_no_others(model: Pat
         check_room(make_spec(model, arms=arms), gpus)
     one_after_the_other = {"schedule": {"mode": "alternating"}}
     assert check_room(make_spec(model, arms=arms, **one_after_the_other), gpus).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"python": "/no/python"}, "there is no interpreter /no/python"),
+        ({"args": ["--chat-template", "./t.jinja"]}, r"'\./t\.jinja' is a path from this folder"),
+        ({"args": ["--chat-template=../t.jinja"]}, r"'\.\./t\.jinja' is a path"),
+        ({"env": {"PYTHONPATH": "/a:build/lib"}}, "'build/lib' is a path from this folder"),
+    ],
+)
+def test_what_a_server_would_not_find_from_its_own_folder_is_refused(
+    model: Path, changes: dict[str, Any], told: str
+) -> None:
+    batch = ["--max-num-batched-tokens", "512"]
+    sound = {"args": batch, "env": {"PYTHONPATH": "/a:/b"}}
+    arms = {"baseline": sound, "candidate": {**sound, **changes}}
+    arms["candidate"]["args"] = [*batch, *changes.get("args", [])]
+    with pytest.raises(UsageError, match=rf"arms\.candidate.*{told}"):
+        check_paths(make_spec(model, arms=arms))
+    assert check_paths(make_spec(model, arms={"baseline": sound, "candidate": sound}))
+
+
+def test_a_model_folder_may_be_named_from_here(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent.parent)
+    here = f"{model.parent.name}/{model.name}"
+    assert find_model_folder(make_spec(Path(here))) == model
+    assert find_model_folder(make_spec(Path("org/model"))) is None
 
 
 def test_a_switch_in_our_own_shell_may_not_patch_the_baseline_too(model: Path) -> None:

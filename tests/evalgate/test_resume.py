@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,18 @@ def test_an_unforeseen_error_leaves_a_run_that_says_failed(
     stored = load_run(tmp_path / "r").run
     assert stored.status == "failed"
     assert "ZeroDivisionError" in stored.extra["failure"]
+
+
+def test_an_interpreter_named_from_here_serves_from_its_own_folder(
+    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `.venv-baseline/bin/python` of ci/nightly.toml."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "venv").symlink_to(Path(sys.executable).parent.parent)
+    python = f"venv/bin/{Path(sys.executable).name}"
+    arms = {name: arm.model_copy(update={"python": python}) for name, arm in spec.arms.items()}
+    execute(spec.model_copy(update={"arms": arms}), tmp_path / "r", Interrupter())
+    assert load_run(tmp_path / "r").run.status == "complete"
 
 
 def test_a_spec_that_was_changed_on_disk_is_not_resumed(spec: Spec, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_only_the_log_of_this_start_is_explained(tmp_path: Path) -> None:
 
 
 def test_an_interpreter_that_is_not_there_is_a_start_error(tmp_path: Path) -> None:
-    with pytest.raises(ServerStartError, match="No such file or directory: '/no/python'"):
+    with pytest.raises(ServerStartError, match="there is no interpreter /no/python"):
         Server.launch(make_plan(tmp_path, python="/no/python"))
 
 
