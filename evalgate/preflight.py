@@ -22,7 +22,7 @@ import psutil
 from evalgate.embedded import default_cache_root, find_packaged_gguf, locate_converted
 from evalgate.environment import locate_python
 from evalgate.errors import ServerStartError, StorageError, UsageError
-from evalgate.leftovers import find_leftovers
+from evalgate.leftovers import find_leftovers, find_rivals
 from evalgate.load import check_context
 from evalgate.memory import (
     GIB,
@@ -64,6 +64,7 @@ def list_quick_checks(spec: Spec, folder: Path) -> list[tuple[str, Check]]:
     """
     checks: list[tuple[str, Check]] = [
         ("leftovers", check_leftovers),
+        ("other runs", check_rivals),
         ("results folder", lambda: check_folder(folder)),
         ("lengths and tasks", lambda: check_asked(spec)),
     ]
@@ -97,6 +98,22 @@ def check_leftovers() -> Finding:
         f"servers of an earlier evalgate still run and hold memory and processors (process ids: "
         f"{pids}): end them (kill {pids}), as they slow down what is measured",
     )
+
+
+def check_rivals() -> Finding:
+    """Is another evalgate at work? Its requests would be in our times, and ours in its."""
+    rivals = find_rivals()
+    if not rivals:
+        return Finding("ok", "no other evalgate has a server running")
+    return Finding(
+        "warning",
+        f"another evalgate measures on this machine now (process id {_list(rivals)}), and each "
+        "slows down what the other measures: wait for its end",
+    )
+
+
+def _list(pids: list[int]) -> str:
+    return ", ".join(map(str, pids))
 
 
 def check_paths(spec: Spec) -> Finding:

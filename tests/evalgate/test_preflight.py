@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from evalgate import preflight
@@ -24,6 +25,7 @@ from evalgate.preflight import (
     check_loopback,
     check_model,
     check_paths,
+    check_rivals,
     check_room,
     find_model_folder,
     find_obstacles,
@@ -237,6 +239,24 @@ def test_a_key_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("A_KEY", raising=False)
     with pytest.raises(UsageError, match="A_KEY is not set"):
         check_key(ArmSpec(base_url="http://x", api_key_env="A_KEY"))
+
+
+def test_another_evalgate_at_work_is_a_warning() -> None:
+    """The one that started these tests stands for it."""
+    other = psutil.Process(os.getppid())
+    owner = f"{other.pid}@{other.create_time():.2f}"
+    sleep = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    env = {**os.environ, "EVALGATE_OWNER": owner}
+    with subprocess.Popen(sleep, env=env, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            server.stdout.readline()
+            finding = check_rivals()
+        finally:
+            server.kill()
+    assert finding.status == "warning"
+    assert str(other.pid) in finding.message.split("(")[1].split(")")[0]
+    assert str(os.getpid()) not in finding.message
 
 
 def test_a_process_that_lost_its_environment_is_known_by_its_folder(
