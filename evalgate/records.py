@@ -266,8 +266,9 @@ class StoredRun:
 R = TypeVar("R", bound=Record | LineRecord)
 L = TypeVar("L", bound=LineRecord)
 
-# What a decoder raises of a line: no JSON or not ours, nested too deeply, a time beyond all times.
-REFUSALS = (msgspec.MsgspecError, RecursionError, OverflowError)
+# What a decoder raises of a line: not JSON or not ours, not UTF-8 (before msgspec 0.20), nested too
+# deeply, a time beyond all times.
+REFUSALS = (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError)
 
 
 def parse_record(kind: type[R], data: Any, where: str) -> R:
