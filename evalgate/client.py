@@ -38,6 +38,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_STREAM_BYTES = 64 * 1024 * 1024  # what comes of it must fit a line that can be read back
 MAX_ERROR_BYTES = 64 * 1024
 MAX_MESSAGE_CHARS = 500
+MIN_SECRET_CHARS = 8
 MAX_NAME_CHARS = 100  # of a version or another label that is stored
 # A kept connection that the server let go fails at once; later than this, work may have been done.
 RECONNECT_WITHIN_NS = 1_000_000_000
@@ -95,7 +96,8 @@ class Client:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = model
         self.extensions: bool | None = None
-        self._api_key = api_key
+        # What is shorter is no secret, and may well be a part of an honest answer.
+        self._hidden = api_key if api_key and len(api_key) >= MIN_SECRET_CHARS else None
         self._timeouts = timeouts or TimeoutSpec()
         self._wire = Wire()
         headers = {"Accept-Encoding": "identity"}
@@ -432,7 +434,7 @@ class Client:
         if len(answer) > MAX_BODY_BYTES:
             raise ServerAnswerError(f"{self.base_url}{path} is longer than {MAX_BODY_BYTES} bytes")
         if response.status_code == 200:
-            return answer.replace(self._api_key.encode(), b"***") if self._api_key else answer
+            return answer.replace(self._hidden.encode(), b"***") if self._hidden else answer
         text = answer[:MAX_ERROR_BYTES].decode("utf-8", "replace")
         message = self._clean(_find_error_message(_parse_json(text)) or text.strip())
         kind = (
@@ -452,7 +454,7 @@ class Client:
 
     def _hide_key(self, done: Generation) -> Generation:
         """The answer as it may be stored, as a far end may well repeat what it was sent."""
-        key = self._api_key
+        key = self._hidden
         if not key or key not in f"{done.text}{done.reasoning_text}":
             return done
         text, reasoning = (
@@ -463,8 +465,8 @@ class Client:
     def _clean(self, message: str) -> str:
         """A far end's words as they may be stored: short, valid text, without our key."""
         text = message.encode("utf-8", "replace").decode("utf-8")
-        if self._api_key:
-            text = text.replace(self._api_key, "***")
+        if self._hidden:
+            text = text.replace(self._hidden, "***")
         return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."
 
 

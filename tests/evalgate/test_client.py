@@ -489,16 +489,24 @@ def test_a_dropped_request_is_sent_again_only_on_a_kept_connection(
 
 
 def test_the_key_is_sent_and_never_comes_back_in_a_message(stub: StubServer) -> None:
-    stub.answers.append(Answer([b'{"detail": "bad key sk-123"}'], 401, "application/json"))
-    with Client(stub.base_url, stub.model, api_key="sk-123") as client:
+    stub.answers.append(Answer([b'{"detail": "bad key sk-12345"}'], 401, "application/json"))
+    with Client(stub.base_url, stub.model, api_key="sk-12345") as client:
         assert get_failure(client.generate([1], 1)) == ("http", "HTTP 401: bad key ***")
-    assert stub.requests[-1][2]["Authorization"] == "Bearer sk-123"
+    assert stub.requests[-1][2]["Authorization"] == "Bearer sk-12345"
 
 
 def test_a_server_that_repeats_the_key_does_not_get_it_stored(stub: StubServer) -> None:
-    stub.answers.append(plain_answer(["it is sk", "-123"]))
-    with Client(stub.base_url, stub.model, api_key="sk-123") as client:
+    stub.answers.append(plain_answer(["it is sk", "-12345"]))
+    with Client(stub.base_url, stub.model, api_key="sk-12345") as client:
         assert client.generate([1], 4).text == "it is ***"
+
+
+def test_a_key_that_is_a_word_changes_no_answer(stub: StubServer) -> None:
+    """VLLM_API_KEY=test in somebody's shell, and an answer about a test."""
+    stub.answers.append(plain_answer(["a test", " of it"]))
+    with Client(stub.base_url, stub.model, api_key="test") as client:
+        assert client.generate([1], 4).text == "a test of it"
+        assert client.detokenize(list(b"the test")) == "the test"
 
 
 def test_every_error_of_httpx_becomes_a_record() -> None:
