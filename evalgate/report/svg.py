@@ -41,7 +41,8 @@ class Scale:
         step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * (1 - 1e-9))
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
-        return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
+        digits = -math.floor(math.log10(step) + 1e-9)
+        return sorted({round(i * step, digits) + 0.0 for i in range(first, last + 1)})
 
 
 def build_scale(values: Sequence[float], start: float, end: float, *, pad: float = 0.04) -> Scale:
@@ -55,6 +56,8 @@ def format_tick(value: float, ticks: Sequence[float]) -> str:
     """A tick's label with as many decimals as its neighbours need."""
     gaps = [abs(b - a) for a, b in pairwise(ticks)]
     step = min(gaps, default=abs(value) or 1.0)
+    if not 1e-6 <= step < 1e12:
+        return f"{value:.3g}"
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value:,.{digits}f}"
 

@@ -58,6 +58,14 @@ def test_ticks_are_round_numbers_inside_the_scale(low, high, n, ticks):
     assert Scale(low, high, 0.0, 100.0).ticks(n) == pytest.approx(ticks)
 
 
+@pytest.mark.parametrize("high", [3e-13, 1e-300, 1e300])
+def test_ticks_of_extreme_values_differ_and_have_short_labels(high):
+    ticks = Scale(0.0, high, 0.0, 100.0).ticks(5)
+    labels = [format_tick(t, ticks) for t in ticks]
+    assert 3 <= len(set(labels)) == len(ticks)
+    assert max(map(len, labels)) <= 10
+
+
 def test_ticks_are_written_with_the_decimals_that_they_need():
     assert [format_tick(t, [0.0, 0.5, 1.0]) for t in (0.0, 0.5)] == ["0.0", "0.5"]
     assert format_tick(1200.0, [1000.0, 1200.0]) == "1,200"
