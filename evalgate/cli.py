@@ -6,6 +6,7 @@ answer goes to stdout, progress and warnings to stderr.
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
@@ -18,8 +19,16 @@ from typing import Any
 import click
 
 from evalgate import __version__
-from evalgate.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE, EvalgateError
+from evalgate.errors import (
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_INVALID,
+    EXIT_PASS,
+    EXIT_USAGE,
+    EvalgateError,
+)
 
+EXIT_BROKEN_PIPE = 141  # 128 and the number of SIGPIPE, as shells have it
 FORMATS = ("text", "json", "markdown", "html", "junit")
 
 
@@ -213,6 +222,18 @@ def doctor(ctx: click.Context, spec: str | None, kind: str) -> None:
     ctx.exit(answer.exit_code)
 
 
+@cli.command()
+@format_option("text", ("text", "json"))
+@click.pass_context
+def selftest(ctx: click.Context, kind: str) -> None:
+    """Plant faults and show that each is caught; exits 1 when one is not."""
+    from evalgate.selftest import compute_exit_code, render_json, render_text, run_selftest
+
+    found = run_selftest()
+    click.echo(render_json(found) if kind == "json" else render_text(found))
+    ctx.exit(compute_exit_code(found))
+
+
 @cli.command(context_settings={"ignore_unknown_options": True})
 @click.argument("action", type=click.Choice(["check", "bench"]))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -298,9 +319,13 @@ def _run(argv: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("evalgate: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return EXIT_PASS
-    except Exception:
+    except SystemExit:
+        # How click says that whoever read the answer has gone, with a 1 that means "fail" here.
+        return EXIT_BROKEN_PIPE
+    except Exception as exc:
+        if isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            click.echo(f"evalgate: the answer is cut, {exc.strerror}: free the disk", err=True)
+            return EXIT_INVALID
         traceback.print_exc()
         click.echo(
             "evalgate: internal error (exit 5): please report it with the lines above", err=True

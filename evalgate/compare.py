@@ -6,6 +6,7 @@ guessed. The module knows records but neither statistics nor policy.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from evalgate.records import (
 
 BASELINE = "baseline"
 CANDIDATE = "candidate"
+ONE_ARM = ": one arm has no verdict, compare it with another run by `evalgate compare`"
 DEFAULT_WEIGHTS = {"4K-8K": 0.20, "8K-16K": 0.50, "16K-32K": 0.30}  # where a spec names none
 
 
@@ -92,21 +94,17 @@ class ArmView:
 
     @cached_property
     def evidence(self) -> list[LaunchEvidence]:
-        return [e for e in self.record.evidence if e.block not in self.excluded_blocks]
+        """What the launches that count proved. Raises EvidenceError when it is damaged."""
+        try:
+            return [e for e in self.record.evidence if e.block not in self.excluded_blocks]
+        except EvidenceError as exc:
+            raise EvidenceError(f"{self.title}: run.json: {exc}") from None
 
     @cached_property
     def buckets(self) -> list[Bucket]:
         """The buckets of the spec, in its order. Raises EvidenceError when one is damaged."""
         try:
-            return [
-                Bucket(
-                    str(b["name"]),
-                    int(b["min_tokens"]),
-                    int(b["max_tokens"]),
-                    float(b.get("weight", DEFAULT_WEIGHTS.get(b["name"], 1.0))),
-                )
-                for b in self.load_spec.get("buckets") or []
-            ]
+            return [_parse_bucket(b) for b in self.load_spec.get("buckets") or []]
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise EvidenceError(
                 f"run {self.label}: run.json: spec.load.buckets is damaged ({exc!r}): each bucket "
@@ -147,6 +145,17 @@ class ArmView:
         return next((b.name for b in self.buckets if b.holds(prompt_tokens)), None)
 
 
+def _parse_bucket(bucket: dict[str, Any]) -> Bucket:
+    """A bucket of a stored spec. Raises ValueError and others for what is none."""
+    weight = float(bucket.get("weight", DEFAULT_WEIGHTS.get(bucket["name"], 1.0)))
+    found = Bucket(
+        str(bucket["name"]), int(bucket["min_tokens"]), int(bucket["max_tokens"]), weight
+    )
+    if not (0 < found.min_tokens < found.max_tokens and 0 < weight < math.inf):
+        raise ValueError(f"{found}")
+    return found
+
+
 def view(stored: StoredRun, arm: str | None = None) -> ArmView:
     """One arm of a stored run; without a name, the only one that the run has.
 
@@ -163,6 +172,7 @@ def view(stored: StoredRun, arm: str | None = None) -> ArmView:
     if arm not in names:
         raise UsageError(
             f"run {stored.label} has no arm {arm!r}; it has {', '.join(names) or 'none'}"
+            f"{ONE_ARM if len(names) == 1 else ''}"
         )
     if arm not in stored.run.arms:
         raise EvidenceError(
@@ -170,7 +180,7 @@ def view(stored: StoredRun, arm: str | None = None) -> ArmView:
             f"arm {arm!r}: run it again, or resume it"
         )
     own = view(stored, BASELINE) if arm != BASELINE and BASELINE in stored.run.arms else None
-    excluded = frozenset((stored.run.extra or {}).get("excluded_blocks") or ())
+    excluded = _read_excluded(stored)
 
     def select(records: Iterable[AnyRecord]) -> list[AnyRecord]:
         return [r for r in records if r.arm == arm and r.block not in excluded]
@@ -188,6 +198,16 @@ def view(stored: StoredRun, arm: str | None = None) -> ArmView:
 
 
 AnyRecord = TypeVar("AnyRecord", RequestRecord, SampleRecord, FidelityRecord)
+
+
+def _read_excluded(stored: StoredRun) -> frozenset[int]:
+    blocks = (stored.run.extra or {}).get("excluded_blocks") or []
+    if not isinstance(blocks, list) or any(type(block) is not int for block in blocks):
+        raise EvidenceError(
+            f"run {stored.label}: run.json: extra.excluded_blocks is {blocks!r}, not a list of "
+            "blocks: restore run.json, or run again"
+        )
+    return frozenset(blocks)
 
 
 def views_of_run(stored: StoredRun) -> tuple[ArmView, ArmView]:

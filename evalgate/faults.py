@@ -115,6 +115,12 @@ def _rename_buckets(files: Files) -> None:
     files.samples = [s for s in files.samples if s["arm"] == BASELINE]
 
 
+def _cut_last(files: Files) -> None:
+    """As of a file that ends too early, though at a line's end: what was slow last is gone."""
+    for arm in (BASELINE, CANDIDATE):
+        files.requests.remove(files.of(arm)[-1])
+
+
 def _run_backwards(files: Files) -> None:
     files.of(CANDIDATE)[0]["chunk_ns"].reverse()
 
@@ -169,6 +175,7 @@ FAULTS: tuple[Fault, ...] = (
           "invalid", "the first answer after the start differs"),
     Fault("a package that the spec does not set", _change_package, "invalid", "packages.torch"),
     Fault("a run that did not end", _set_run(status="failed"), "invalid", "not 'complete'"),
+    Fault("requests cut from both arms", _cut_last, "invalid", "of completed blocks are missing"),
     Fault("nothing in common", _rename_buckets, "invalid", "nothing in common"),
     Fault("chunk times that run backwards", _run_backwards, "invalid", "run backwards"),
     Fault("an unknown schema version", _set_run(schema_version=99), "refused", "99"),

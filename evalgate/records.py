@@ -230,10 +230,10 @@ class Arm(Record):
     @property
     def evidence(self) -> list[LaunchEvidence]:
         """Launch evidence, oldest first; empty for a run that stored none."""
-        return [
-            parse_record(LaunchEvidence, item, "arms.*.extra.evidence")
-            for item in (self.extra or {}).get("evidence", [])
-        ]
+        items = (self.extra or {}).get("evidence", [])
+        if not isinstance(items, list):
+            raise EvidenceError(f"arms.*.extra.evidence is {items!r}, not a list of launches")
+        return [parse_record(LaunchEvidence, item, "arms.*.extra.evidence") for item in items]
 
 
 class Run(Record):

@@ -278,8 +278,9 @@ def _open_plain(path: Path, max_bytes: int) -> BinaryIO | None:
 
 
 def refuse_links(path: str, flags: int) -> int:
-    """An opener: a folder from someone else may hold a link that leads out of it."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    """An opener: a folder from someone else may hold a link that leads out of it, or a pipe that
+    would be waited for without end."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _lock_folder(path: Path) -> int | None:

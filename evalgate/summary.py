@@ -20,7 +20,7 @@ from evalgate.metrics import (
     compute_throughput,
     compute_weighted,
 )
-from evalgate.records import SampleRecord
+from evalgate.records import SampleRecord, is_finite
 
 PERCENTS = (50, 90, 95, 99)
 
@@ -121,7 +121,8 @@ def _summarise_tasks(side: ArmView) -> dict[str, Any]:
 def _find_depth(sample: SampleRecord) -> float | None:
     """Where the answer stands in the context, to the nearest quarter; None where none is known."""
     depth = (sample.extra or {}).get("depth")
-    return None if depth is None else round(float(depth) * 4) / 4
+    is_number = isinstance(depth, int | float) and is_finite(depth)
+    return round(depth * 4) / 4 if is_number else None
 
 
 def _average_by_depth(values: Iterable[tuple[float | None, float]]) -> dict[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from evalgate.columns import TimeFault
 from evalgate.compare import ArmView, RequestPairs, SamplePairs
+from evalgate.completeness import check_recorded
 from evalgate.differences import describe_difference, is_allowed, list_differences
 from evalgate.lengths import check_lengths
 from evalgate.looks import describe_looks, read_looks
@@ -53,6 +54,7 @@ def check_validity(
     proof = check_proof(baseline, candidate, limits.require_routes)
     reasons = [
         *check_complete(baseline, candidate, requests, samples),
+        *check_recorded(baseline, candidate),
         *check_died(baseline, candidate),
         *check_success(requests, samples, limits.min_success, count_unpaired=not apart),
         *check_prompts(requests, samples),
@@ -362,6 +364,14 @@ def list_warnings(
     unknown = int(np.sum(np.any([np.isnan(f.prompt_tokens) for f in requests.facts], axis=0)))
     if unknown:
         warnings.append(f"{unknown} load pairs have no prompt token count from the server")
+    warnings += [
+        f"{side.title}: nothing shows whether the prefix cache was hit, as the server tells "
+        "neither cached tokens nor counters; only what stands in front of each prompt speaks for it"
+        for side in (baseline, candidate)
+        if side.measured
+        and not any(e.prefix_cache for e in side.evidence)
+        and bool(np.all(np.isnan(side.facts.cached_tokens)))
+    ]
     for side in {v.run.run_id: v for v in (baseline, candidate)}.values():
         warnings += _warn_machine(side)
         warnings += _warn_looks(side, apart=apart)

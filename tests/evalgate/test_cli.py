@@ -189,6 +189,34 @@ def test_an_interrupt_exits_130(monkeypatch):
     assert run_cli("gate", "x") == 130
 
 
+def test_an_answer_that_nobody_reads_is_neither_pass_nor_fail(tmp_path):
+    """As in `evalgate gate RUN | head -1` under pipefail."""
+    folder = save(tmp_path / "r", make_stored())
+    command = [sys.executable, "-m", "evalgate.cli", "gate", str(folder), "--format", "html"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_answer_is_a_sentence(tmp_path):
+    folder = save(tmp_path / "r", make_stored())
+    command = [sys.executable, "-m", "evalgate.cli", "report", str(folder)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 4
+    assert "the answer is cut, No space left" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_selftest_plants_faults_and_exits_0_when_all_are_caught(capsys):
+    assert run_cli("selftest", "--format", "json") == 0
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    assert len(faults) > 30
+    assert all(fault["caught"] for fault in faults)
+
+
 def test_score_prints_the_fixed_json(tmp_path, capsys):
     lines = tmp_path / "p.jsonl"
     lines.write_text(

@@ -98,6 +98,12 @@ def test_an_arm_that_is_not_there_is_named_with_those_that_are():
         view(make_stored(), "candidat")
 
 
+def test_a_run_of_one_arm_says_what_it_is_good_for():
+    one = make_stored(arms={"baseline": make_arm()}, spec=make_spec(arms={"baseline": {}}))
+    with pytest.raises(UsageError, match=r"it has baseline: one arm has no verdict, compare it"):
+        views_of_run(one)
+
+
 def test_a_run_of_several_arms_needs_one_named():
     with pytest.raises(UsageError, match="baseline, candidate: name one"):
         view(make_stored())
@@ -121,11 +127,27 @@ def test_identical_outputs_is_the_share_of_equal_texts():
     assert compute_identical_share(same[2:]) is None
 
 
-def test_a_damaged_bucket_in_a_stored_spec_is_named():
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"min_tokens": None},
+        {"weight": -1.0},
+        {"max_tokens": 1},
+    ],
+)
+def test_a_damaged_bucket_in_a_stored_spec_is_named(change):
     spec = make_spec()
-    del spec["load"]["buckets"][0]["min_tokens"]
+    spec["load"]["buckets"][0].update(change)
     with pytest.raises(EvidenceError, match=r"spec\.load\.buckets is damaged"):
         _ = view(make_stored(spec=spec), "baseline").buckets
+
+
+def test_damaged_evidence_is_named_with_its_run():
+    arms = {name: make_arm(extra={"evidence": 5}) for name in ("baseline", "candidate")}
+    with pytest.raises(EvidenceError, match=r"run r1, arm baseline: .*evidence is 5, not a list"):
+        _ = view(make_stored(arms=arms), "baseline").evidence
+    with pytest.raises(EvidenceError, match=r"run r1: .*excluded_blocks is 7, not a list"):
+        view(make_stored(extra={"excluded_blocks": 7}), "baseline")
 
 
 def test_two_runs_have_a_common_baseline_only_when_its_build_is_the_same():

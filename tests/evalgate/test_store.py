@@ -291,6 +291,16 @@ def test_a_link_in_the_folder_does_not_lead_a_writer_out_of_it(tmp_path: Path) -
     assert outside.read_bytes() == b"mine"
 
 
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path) -> None:
+    with RunWriter.create(tmp_path / "r", RUN) as writer:
+        for name in ("requests.jsonl", "run.json.tmp"):
+            os.mkfifo(tmp_path / "r" / name)
+        with pytest.raises(StorageError, match=r"requests\.jsonl"):
+            writer.append_request(make_request())
+        with pytest.raises(StorageError, match=r"run\.json"):
+            writer.save_run(RUN)
+
+
 def test_reading_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
     write_run(tmp_path / "r")
     load_run(tmp_path / "r")

@@ -27,6 +27,12 @@ def test_scores_are_told_by_length_and_depth_of_the_answer():
     assert "depths" not in tasks["aggregation"]
 
 
+@pytest.mark.parametrize("depth", ["nan", float("inf"), [0.5], {}])
+def test_a_depth_that_is_no_number_is_not_known(depth):
+    samples = [make_sample(arm, extra={"depth": depth}) for arm in ("baseline", "candidate")]
+    assert "depths" not in summarise_both(samples=samples)[1]["tasks"]["retrieval"]
+
+
 def test_tpot_is_the_mean_of_requests_not_of_gaps():
     # r1: TTFT 0.1, E2EL 1.1, 11 tokens; r2: 0.1, 2.1, 101 tokens. By gaps it would be 0.02727.
     records = [

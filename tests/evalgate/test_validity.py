@@ -61,6 +61,27 @@ def test_a_run_that_is_not_complete_carries_no_verdict(status):
     assert_only(found, repr(status), "disk full", "--resume")
 
 
+def test_what_both_arms_lack_of_a_completed_block_is_missed():
+    requests = [r for r in simulate_requests() if r.prompt_id != "16K-32K/3"]
+    extra = {"completed_blocks": [0, 1, 2]}
+    found = check(requests, spec=make_spec(prompts=4, blocks=3), extra=extra)
+    assert len(found.reasons) == 2
+    assert "3 measured requests of completed blocks are missing" in found.reasons[0]
+
+
+def test_a_cache_that_nothing_tells_of_is_warned_of():
+    """A server that is no vLLM tells neither cached tokens nor counters."""
+
+    def warn(cached_tokens, evidence):
+        arms = {name: make_arm(extra={"evidence": [evidence]}) for name in ARMS}
+        requests = [make_request(name, cached_tokens=cached_tokens) for name in ARMS]
+        return [w for w in check(requests, arms=arms).warnings if "prefix cache was hit" in w]
+
+    assert len(warn(None, {"block": 0})) == 2
+    assert warn(0, {"block": 0}) == []
+    assert warn(None, {"block": 0, "prefix_cache": {"queries": 0.0, "hits": 0.0}}) == []
+
+
 def test_nothing_in_common_is_invalid():
     one = make_stored([make_request(bucket="4K-8K", prompt_tokens=5000)], label="r1")
     two = make_stored(
