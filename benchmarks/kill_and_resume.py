@@ -10,7 +10,9 @@ After each kill it checks that no process is left that the next start does not n
 resume that every line stored before is stored still, and that the verdict is not invalid.
 
     python benchmarks/kill_and_resume.py --kills 45 --seed 0
-    python benchmarks/kill_and_resume.py --real 5 benchmarks/kill_and_resume.toml
+    python benchmarks/kill_and_resume.py --real 5 benchmarks/kill_and_resume.toml --from-s 60
+
+Real servers take two thirds of such a run to start: ``--from-s`` leaves that part out.
 """
 
 from __future__ import annotations
@@ -231,6 +233,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--real", nargs=2, metavar=("KILLS", "SPEC"))
     parser.add_argument("--whole-s", type=float, help="length of a whole run, when it is known")
+    parser.add_argument("--from-s", type=float, default=0.0, help="no kill before")
     args = parser.parse_args()
     list_tasks()  # imports them
     rng = random.Random(args.seed)
@@ -245,7 +248,7 @@ def main() -> None:
             place = folder / f"{len(outcomes)}-{unused}"
             place.mkdir()
             victim = VICTIMS[len(outcomes) % len(VICTIMS)]
-            moment = rng.uniform(0.0, whole_s)
+            moment = rng.uniform(args.from_s, whole_s)
             begun = time.monotonic()
             outcome = kill_once(spec, place, victim, moment, rng, stub=not args.real)
             if not isinstance(outcome, Outcome):
