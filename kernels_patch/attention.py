@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vllm.config import VllmConfig, get_current_vllm_config
 from vllm.v1.attention.backend import AttentionImpl, AttentionMetadata, AttentionType
@@ -17,6 +17,18 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionMetadata, Attentio
 from kernels_patch.switches import RefusalError, stopping_the_server
 
 M = TypeVar("M", bound=AttentionMetadata)
+
+
+def describe_engine(config: VllmConfig) -> dict[str, Any]:
+    """What ``support.engine_refusal`` asks about an engine on every device."""
+    parallel = config.parallel_config
+    return {
+        "speculative": config.speculative_config is not None,
+        "context_parallel": max(
+            parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
+        ),
+        "connector": config.kv_transfer_config is not None,
+    }
 
 
 class Int8KVAttention(AttentionImpl[M]):

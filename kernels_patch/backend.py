@@ -25,7 +25,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
-from kernels_patch.attention import Int8KVAttention
+from kernels_patch.attention import Int8KVAttention, describe_engine
 from kernels_patch.counters import Planned, RouteCounters
 from kernels_patch.dispatch import Kernels, Step, choose_kernels, prepare_step, run_step
 from kernels_patch.faults import planted_fault
@@ -85,7 +85,7 @@ class Int8KVMetadata(AttentionMetadata):
 
 
 class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
-    """Plans every step once and counts what it planned."""
+    """Plans every step once for a group of layers; one group's counts what it planned."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
         self.kernels = choose_kernels(kv_cache_spec.head_size)
         self.fault = planted_fault()
         COUNTERS.add_layers(layer_names)
+        self.counts_steps = COUNTERS.counts_steps(layer_names)
 
     def build(
         self,
@@ -115,15 +116,16 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
             common.seq_lens.tolist(),
             common.block_table_tensor,
         )
-        if self.fault is not None:
+        if self.fault is not None and self.counts_steps:
             self.fault.delay_step()
         labels = self.kernels.labels
-        COUNTERS.count_step(
-            [
-                Planned(labels[batch.route], batch.num_requests, batch.num_tokens)
-                for batch in batches
-            ]
-        )
+        if self.counts_steps:
+            COUNTERS.count_step(
+                [
+                    Planned(labels[batch.route], batch.num_requests, batch.num_tokens)
+                    for batch in batches
+                ]
+            )
         return Int8KVMetadata(
             step=prepare_step(self.kernels, common.slot_mapping, batches),
             labels=frozenset(labels[batch.route] for batch in batches),
@@ -137,9 +139,7 @@ class Int8KVImpl(Int8KVAttention[Int8KVMetadata]):
         self, config: VllmConfig, attn_type: str, features: Mapping[str, object]
     ) -> str | None:
         return engine_refusal(
-            block_size=config.cache_config.block_size,
-            speculative=config.speculative_config is not None,
-            context_parallel=config.parallel_config.decode_context_parallel_size,
+            **describe_engine(config), block_size=config.cache_config.block_size
         ) or layer_refusal(
             head_dim=self.head_size,
             dtype=str(config.model_config.dtype).removeprefix("torch."),

@@ -61,6 +61,11 @@ class RouteCounters:
                 self.layer_names.append(name)
                 self.launches = np.concatenate([self.launches, _zeros(1)])
 
+    def counts_steps(self, names: Sequence[str]) -> bool:
+        """Whether a builder of these layers counts the steps. vLLM plans every step once for each
+        group of its cache, and the layers of all groups run it: the first layer's builder does."""
+        return self.layer_names[0] in names
+
     def count_step(self, planned: Sequence[Planned]) -> None:
         """Count one planned step; two shares of one route (see ``fallback``) are one route step."""
         self.steps += 1

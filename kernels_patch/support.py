@@ -74,22 +74,38 @@ def engine_refusal(
     *,
     speculative: bool,
     context_parallel: int,
+    connector: bool,
     micro_batches: bool = False,
+    sleep: bool = False,
     block_size: int = BLOCK_TOKENS,
 ) -> str | None:
     """Why an engine's configuration cannot be served, or None.
 
-    ``micro_batches``: halves of a step run side by side (GPUs only); ``block_size`` is the CPU's.
+    ``context_parallel`` is the larger one of decode's and prefill's; ``connector``: pages are
+    handed to or taken from another place than this engine's cache. GPUs only: ``micro_batches``
+    (halves of a step run side by side) and ``sleep`` (memory can be given back while the server
+    lives). ``block_size`` is the CPU's.
     """
     if block_size % BLOCK_TOKENS:
         return f"--block-size is {block_size}: give a multiple of {BLOCK_TOKENS}"
     if speculative:
         return "speculative decoding is on: its draft steps are not counted, switch it off"
     if context_parallel > 1:
-        return f"decode context parallelism is {context_parallel}: leave it at 1"
+        return f"context parallelism is {context_parallel}: leave decode's and prefill's at 1"
+    if connector:
+        return (
+            "a KV connector or offloading is configured, and who else reads or writes these pages "
+            "may have their bytes in another order: leave --kv-transfer-config and "
+            "--kv-offloading-size off"
+        )
     if micro_batches:
         return (
             "steps run as overlapping micro-batches, which would share one workspace: leave "
             "--enable-dbo and --ubatch-size off"
+        )
+    if sleep:
+        return (
+            "sleep mode is on, and decode's arrival counters and the proof's launch counters would "
+            "not outlive a sleep: leave --enable-sleep-mode off"
         )
     return None

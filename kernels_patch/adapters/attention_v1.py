@@ -43,3 +43,11 @@ OVERRIDDEN = {
         "output_block_scale",
     ),
 }
+# What ``attention.describe_engine`` reads.
+USED = {
+    "vllm.config.parallel:ParallelConfig": (
+        "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ),
+    "vllm.config.vllm:VllmConfig": ("speculative_config", "kv_transfer_config"),
+}

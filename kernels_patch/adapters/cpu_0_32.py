@@ -18,6 +18,7 @@ OVERRIDDEN = {
     f"{BACKEND}:AttentionBackend.customize_spec": ("cls", "spec"),
 }
 USED = {
+    **attention_v1.USED,
     f"{BACKEND}:CommonAttentionMetadata": (
         "query_start_loc_cpu",
         "seq_lens",

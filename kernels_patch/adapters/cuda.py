@@ -17,7 +17,7 @@ from kernels_patch.adapters.interface import check_installed
 from kernels_patch.switches import stopping_the_server
 
 BACKEND_FLAGS = "--attention-backend CUSTOM --kv-cache-dtype int8_per_token_head"
-GUARDED = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TURBOQUANT")
+GUARDS = "kernels_patch.adapters.guards"
 
 OVERRIDDEN = {
     **attention_v1.OVERRIDDEN,
@@ -38,6 +38,8 @@ OVERRIDDEN = {
     ),
 }
 USED = {
+    **attention_v1.USED,
+    "vllm.config.model:ModelConfig": ("enable_sleep_mode",),
     f"{BACKEND}:CommonAttentionMetadata": (
         "query_start_loc_cpu",
         "seq_lens",
@@ -71,12 +73,14 @@ USED = {
 
 
 def register(adapter: str) -> None:
-    """Put ``Backend`` of the module ``adapter`` under CUSTOM, and guards before the others."""
+    """Put ``Backend`` of the module ``adapter`` under CUSTOM, and guards before all others: also
+    before those of latent attention, or a model with it would be served by stock code unnoticed."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     register_backend(AttentionBackendEnum.CUSTOM, f"{adapter}.Backend")
-    for name in GUARDED:
-        register_backend(AttentionBackendEnum[name], f"kernels_patch.adapters.guards.{name}")
+    for member in AttentionBackendEnum:
+        if member.value:  # the others are tags, and CUSTOM
+            register_backend(member, f"{GUARDS}.{member.name}")
 
 
 def load_backend(adapter: ModuleType) -> type:

@@ -31,7 +31,7 @@ from vllm.v1.worker.workspace import current_workspace_manager
 from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
 from kernels_patch.adapters.cuda import BACKEND_FLAGS
-from kernels_patch.attention import Int8KVAttention
+from kernels_patch.attention import Int8KVAttention, describe_engine
 from kernels_patch.counters import Planned
 from kernels_patch.faults import planted_fault
 from kernels_patch.gpu.ahead import compile_kernels
@@ -135,7 +135,7 @@ class Int8KVCudaMetadata(AttentionMetadata):
 
 
 class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
-    """Plans every step once and counts what it planned."""
+    """Plans every step once for a group of layers; one group's counts what it planned."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = (
         AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -169,6 +169,7 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
             longest_q=impl.short_len,
         )
         COUNTERS.place(layer_names, device)
+        self.counts_steps = COUNTERS.counts_steps(layer_names)
 
     def build(
         self,
@@ -177,12 +178,13 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
         fast_build: bool = False,
     ) -> Int8KVCudaMetadata:
         metadata = self._plan(common_attn_metadata)
-        COUNTERS.count_step(
-            [
-                Planned(placed.run.route, len(placed.run.seq_lens), placed.run.num_tokens)
-                for placed in metadata.runs
-            ]
-        )
+        if self.counts_steps:
+            COUNTERS.count_step(
+                [
+                    Planned(placed.run.route, len(placed.run.seq_lens), placed.run.num_tokens)
+                    for placed in metadata.runs
+                ]
+            )
         return metadata
 
     def build_for_cudagraph_capture(
@@ -242,8 +244,8 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
         return (
             _switch_refusal()
             or engine_refusal(
-                speculative=config.speculative_config is not None,
-                context_parallel=config.parallel_config.decode_context_parallel_size,
+                **describe_engine(config),
+                sleep=config.model_config.enable_sleep_mode,
                 micro_batches=config.parallel_config.use_ubatching,
             )
             or feature_refusal(attn_type=attn_type, features=features)

@@ -33,7 +33,10 @@ def engine(backend, monkeypatch):
         model_config=SimpleNamespace(dtype=torch.float32),
         cache_config=SimpleNamespace(block_size=128),
         speculative_config=None,
-        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+        kv_transfer_config=None,
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
     )
     monkeypatch.setattr(backend, "COUNTERS", RouteCounters())
     monkeypatch.setattr("kernels_patch.attention.get_current_vllm_config", lambda: config)
@@ -164,6 +167,32 @@ def test_two_steps_are_written_attended_counted_and_reported(
     }
 
 
+def test_a_step_is_counted_once_however_many_groups_the_cache_has(backend, engine):
+    """vLLM plans a step for each group: layers of other head counts, or too many for one group."""
+    groups = [LAYERS[:1], LAYERS[1:]]
+    builders = [
+        backend.Int8KVMetadataBuilder(make_spec(16), names, engine, torch.device("cpu"))
+        for names in groups
+    ]
+    impl = backend.Int8KVImpl(6, 16, 0.25, 3)
+    cache = torch.zeros((2, 3, 128, 40), dtype=torch.int8)
+    table = torch.zeros((1, 1), dtype=torch.int32)
+    query, key, value = torch.randn(4, 6, 16), *torch.randn(2, 4, 3, 16)
+    for first, last in ((0, 3), (3, 4)):
+        rows = slice(first, last)
+        step = make_step([0, last - first], [last], table, torch.arange(first, last))
+        for builder, names in zip(builders, groups, strict=True):
+            metadata = builder.build(0, step)
+            layer = SimpleNamespace(layer_name=names[0])
+            out = torch.empty_like(query[rows])
+            impl.forward(layer, query[rows], key[rows], value[rows], cache, metadata, out)
+    report = backend.COUNTERS.as_dict()
+    assert report["steps"] == 2
+    assert report["tokens"]["first_chunk"] == 3
+    assert report["route_steps"]["decode_torch"] == 1
+    assert report["layers_mismatch"] == []
+
+
 def test_a_profiling_run_attends_nothing_and_counts_nothing(backend, engine):
     backend.Int8KVMetadataBuilder(make_spec(16), LAYERS, engine, torch.device("cpu"))
     out = torch.full((5, 6, 16), 7.0)
@@ -200,11 +229,23 @@ def test_a_layer_that_cannot_be_served_stops_the_server(backend, engine, stopped
     assert len(stopped) == 1
 
 
-def test_an_engine_that_cannot_be_served_stops_the_server(backend, engine, stopped):
-    engine.cache_config.block_size = 16
+@pytest.mark.parametrize(
+    ("part", "option", "value", "reason"),
+    [
+        ("cache_config", "block_size", 16, "--block-size is 16: give a multiple of 32"),
+        ("parallel_config", "decode_context_parallel_size", 2, "context parallelism is 2"),
+        ("parallel_config", "prefill_context_parallel_size", 4, "context parallelism is 4"),
+        (None, "kv_transfer_config", object(), "a KV connector or offloading is configured"),
+        (None, "speculative_config", object(), "speculative decoding is on"),
+    ],
+)
+def test_an_engine_that_cannot_be_served_stops_the_server(
+    backend, engine, stopped, part, option, value, reason
+):
+    setattr(engine if part is None else getattr(engine, part), option, value)
     with pytest.raises(SystemExit):
         backend.Int8KVImpl(6, 16, 0.25, 3)
-    assert stopped == ["--block-size is 16: give a multiple of 32"]
+    assert [one.startswith(reason) for one in stopped] == [True]
 
 
 def test_a_stock_worker_reports_that_nothing_is_patched():

@@ -13,6 +13,7 @@ ENGINE = {
     "block_size": 128,
     "speculative": False,
     "context_parallel": 1,
+    "connector": False,
 }
 
 
@@ -45,7 +46,9 @@ def test_a_layer_that_cannot_be_served_is_refused_by_what_it_has(change, reason)
     [
         ({"block_size": 48}, "--block-size is 48: give a multiple of 32"),
         ({"speculative": True}, "speculative decoding"),
-        ({"context_parallel": 2}, "decode context parallelism is 2"),
+        ({"context_parallel": 2}, "context parallelism is 2"),
+        ({"connector": True}, "leave --kv-transfer-config and --kv-offloading-size off"),
+        ({"sleep": True}, "leave --enable-sleep-mode off"),
         ({"micro_batches": True}, "leave --enable-dbo and --ubatch-size off"),
     ],
 )

@@ -105,9 +105,16 @@ class Engine:
         torch.accelerator.empty_cache = lambda: None
         init_workspace_manager(torch.device("cpu"))
         self.config = SimpleNamespace(
-            model_config=SimpleNamespace(dtype=torch.bfloat16, max_model_len=512),
+            model_config=SimpleNamespace(
+                dtype=torch.bfloat16, max_model_len=512, enable_sleep_mode=False
+            ),
             speculative_config=None,
-            parallel_config=SimpleNamespace(decode_context_parallel_size=1, use_ubatching=False),
+            kv_transfer_config=None,
+            parallel_config=SimpleNamespace(
+                decode_context_parallel_size=1,
+                prefill_context_parallel_size=1,
+                use_ubatching=False,
+            ),
             scheduler_config=SimpleNamespace(max_num_seqs=8),
             compilation_config=SimpleNamespace(static_forward_context={}),
         )
