@@ -41,7 +41,12 @@ def dequantise(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+# What a step cuts out of a batch, and every other layer's counter, lies at any multiple of its own
+# size: compiled for each alignment, the kernel would be compiled again within somebody's request.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["block_table", "seq_lens", "starts", "ticks"],
+)
 def _dequantise(
     kv_cache, block_table, seq_lens, starts, key, value, ticks,
     table_stride, block_stride, head_stride, token_stride,
