@@ -53,7 +53,8 @@ class Step:
 def choose_kernels(head_dim: int) -> Kernels:
     """The kernels for this head size, by the environment and the machine.
 
-    Raises RefusalError when the environment forces the native ones and they cannot serve.
+    Raises RefusalError when the environment forces the native ones, or one instruction set of
+    them, and they cannot serve.
     """
     wanted = forced_impl()
     if wanted == "torch":
@@ -67,8 +68,9 @@ def choose_kernels(head_dim: int) -> Kernels:
     if reason is None:
         say(f"serving with the native {kernels.isa} kernels")
         return _kernels("native", kernels, NATIVE_LABELS)
-    if wanted == "native":
-        raise RefusalError(f"{IMPL_SWITCH}=native was asked for, and {reason}")
+    for switch, value in ((IMPL_SWITCH, wanted), (native.ISA_VARIABLE, native.forced_isa())):
+        if value is not None:
+            raise RefusalError(f"{switch}={value} was asked for, and {reason}")
     say(f"NO NATIVE KERNELS: {reason}. Serving with the plain torch form, which is slow.")
     return _kernels("torch", torch_form, labels)
 

@@ -274,6 +274,11 @@ class NativeKernels:
         )
 
 
+def forced_isa() -> str | None:
+    """The instruction set that the environment forces, or None."""
+    return os.environ.get(ISA_VARIABLE) or None
+
+
 @lru_cache
 def load(isa: str | None = None) -> NativeKernels:
     """The kernels of ``isa``, of ``KERNELS_PATCH_ISA``, or of the best set that this CPU has.
@@ -286,7 +291,7 @@ def load(isa: str | None = None) -> NativeKernels:
     for index in range(library.kp_n_sets()):
         if library.kp_set_supported(index):
             names[library.kp_set_name(index).decode()] = index
-    wanted = isa or os.environ.get(ISA_VARIABLE) or next(iter(names))
+    wanted = isa or forced_isa() or next(iter(names))
     if wanted not in names:
         raise NativeUnavailable(
             f"instruction set {wanted!r} is not available here: choose from {', '.join(names)}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -44,10 +45,11 @@ from kernels_patch.gpu.shape import HEAD_DIMS, MAX_Q_LEN, MAX_ROWS, DecodeShape
 from kernels_patch.gpu.steps import PREFIX_UNPACKED, Run, plan_runs
 from kernels_patch.plan import DECODE, FIRST_CHUNK
 from kernels_patch.support import engine_refusal, feature_refusal
-from kernels_patch.switches import forced_impl, stop_server
+from kernels_patch.switches import RefusalError, forced_impl, stop_server, stopping_the_server
 
 COUNTERS = DeviceRouteCounters()  # of this process: what the worker reports
 HOPPER = 9  # major compute capability
+BULK_BYTES = 16  # what bulk copies are aligned to
 FLASH_ATTENTION = 3
 
 
@@ -152,13 +154,10 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
         self.impl = impl
-        self.workspace = DecodeWorkspace(
-            device,
-            vllm_config.scheduler_config.max_num_seqs,
-            impl.num_kv_heads,
-            impl.short_len * impl.group,
-            impl.head_size,
-        )
+        with stopping_the_server():
+            reason = page_refusal(kv_cache_spec.page_size_bytes)
+            if reason is not None:
+                raise RefusalError(reason)
         compile_kernels(
             device=device,
             dtype=impl.dtype,
@@ -209,7 +208,8 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
             short_len=self.impl.short_len,
             scratch_tokens=self.impl.scratch_tokens,
         )
-        return Int8KVCudaMetadata(tuple(self._place(run, common) for run in runs), self.workspace)
+        placed = tuple(self._place(run, common) for run in runs)
+        return Int8KVCudaMetadata(placed, self.impl.workspace)
 
     def _place(self, run: Run, common: CommonAttentionMetadata) -> PlacedRun:
         block_table = common.block_table_tensor[run.requests]
@@ -258,6 +258,12 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
         self.scratch_tokens = config.model_config.max_model_len
         self.dtype = config.model_config.dtype
         DecodeShape(self.head_size, self.group, 1, UNIT_TOKENS)  # raises what it does not serve
+        self.workspace = shared_workspace(
+            config.scheduler_config.max_num_seqs,
+            self.num_kv_heads,
+            self.short_len * self.group,
+            self.head_size,
+        )
 
     def do_kv_cache_update(
         self,
@@ -352,6 +358,23 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
         return current_workspace_manager().get_simultaneous(
             (shape, self.dtype), (shape, self.dtype)
         )
+
+
+@cache
+def shared_workspace(max_batch: int, kv_heads: int, rows: int, head_dim: int) -> DecodeWorkspace:
+    """One for all layers of a shape, on the worker's device. Made with the first layer, so that
+    vLLM's planner, which measures what loading the model takes, knows of it."""
+    return DecodeWorkspace(torch.device("cuda"), max_batch, kv_heads, rows, head_dim)
+
+
+def page_refusal(page_bytes: int) -> str | None:
+    """Why blocks that lie ``page_bytes`` apart, padding included, cannot be read, or None."""
+    if page_bytes % BULK_BYTES:
+        return (
+            f"a block of the KV cache takes {page_bytes} bytes, padded to other layers' blocks, and "
+            f"is read {BULK_BYTES} bytes at a time: unset KERNELS_PATCH for this model"
+        )
+    return None
 
 
 def _switch_refusal() -> str | None:

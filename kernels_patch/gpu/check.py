@@ -89,6 +89,15 @@ def decode_cases() -> Iterator[Case]:
             yield replace(
                 shape, name=f"{tag} page {block_size}", block_size=block_size, lens=(1700, 17)
             )
+    # Query heads that share a KV head: none, and as many as fit the kernel's rows.
+    for heads, kv_heads, head_dim, q_len in (
+        (8, 8, 128, 1), (8, 8, 128, 8), (32, 4, 128, 1), (32, 4, 256, 8), (32, 2, 128, 1),
+        (32, 2, 256, 4), (16, 1, 64, 4), (64, 1, 256, 1),
+    ):  # fmt: skip
+        yield Case(
+            f"{heads}/{kv_heads}/{head_dim} q_len {q_len}",
+            heads, kv_heads, head_dim, lens=(1000, q_len, 33), q_len=q_len,
+        )  # fmt: skip
     for length in (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 4095, 4097):
         yield Case(f"length {length}", lens=(length,))
     yield Case("prompt mod 16", lens=tuple(512 + n for n in range(16)))

@@ -74,6 +74,14 @@ def test_a_shape_beyond_the_native_kernels_is_counted_as_fallback(monkeypatch, c
     assert f"head size {native.MAX_HEAD_DIM + 8} is beyond" in capsys.readouterr().err
 
 
+def test_an_instruction_set_that_is_forced_and_not_there_refuses(monkeypatch):
+    native.load.cache_clear()
+    monkeypatch.setenv("KERNELS_PATCH_ISA", "avx1024")
+    with pytest.raises(RefusalError, match="KERNELS_PATCH_ISA=avx1024 was asked for, and"):
+        dispatch.choose_kernels(64)
+    native.load.cache_clear()
+
+
 def test_native_kernels_that_are_forced_and_missing_refuse(monkeypatch):
     without_native(monkeypatch)
     monkeypatch.setenv("KERNELS_PATCH_IMPL", "native")

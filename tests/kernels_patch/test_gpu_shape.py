@@ -2,27 +2,21 @@
 
 import pytest
 
-from kernels_patch.gpu.shape import MAX_ROWS, SHARED_BYTES, DecodeShape
+from kernels_patch.gpu.shape import HEAD_DIMS, MAX_Q_LEN, MAX_ROWS, SHARED_BYTES, DecodeShape
 from kernels_patch.gpu.tuning import DecodeTuning, producer_tuning
 
-GROUPS = {256: (1, 4, 6, 8), 128: (1, 4, 8), 64: (1, 3, 8)}
-SERVED = [
-    (head_dim, group, q_len)
-    for head_dim, groups in GROUPS.items()
-    for group in groups
-    for q_len in range(1, 9)
-    if group * q_len <= MAX_ROWS
-]
 
-
-@pytest.mark.parametrize(("head_dim", "group", "q_len"), SERVED)
-def test_the_default_plan_fits_and_gives_each_team_its_own_stages(head_dim, group, q_len):
-    plan = DecodeShape(head_dim, group, q_len, 64).plan()
-    assert plan.shared_bytes <= SHARED_BYTES
-    assert plan.stages >= plan.tuning.teams
-    assert plan.stages % plan.tuning.teams == 0
-    assert plan.row_blocks * plan.tuning.rows_a_warp >= group * q_len
-    assert plan.threads <= 1024
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("group", range(1, MAX_ROWS + 1))
+def test_the_default_plan_fits_and_gives_each_team_its_own_stages(head_dim, group):
+    """For every number of query heads a KV head, whatever model or tensor parallelism makes it."""
+    for q_len in range(1, min(MAX_Q_LEN, MAX_ROWS // group) + 1):
+        plan = DecodeShape(head_dim, group, q_len, 64).plan()
+        assert plan.shared_bytes <= SHARED_BYTES
+        assert plan.stages >= plan.tuning.teams
+        assert plan.stages % plan.tuning.teams == 0
+        assert plan.row_blocks * plan.tuning.rows_a_warp >= group * q_len
+        assert plan.threads <= 1024
 
 
 def test_shared_memory_of_the_headline_shape_worked_out_by_hand():

@@ -7,12 +7,14 @@ and lengths each launch is given, what is written and what is left alone, what i
 # ruff: noqa: E402 (a stand-in for NVRTC comes before the imports that need it)
 
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib import import_module
 from itertools import accumulate
 from types import ModuleType, SimpleNamespace
-from typing import Any
-from unittest.mock import MagicMock
+from typing import Any, NoReturn
+from unittest.mock import MagicMock, patch
 
 for name in ("cuda", "cuda.bindings"):  # NVRTC's bindings: nothing is compiled here
     sys.modules.setdefault(name, MagicMock(spec=ModuleType, driver=MagicMock(), nvrtc=MagicMock()))
@@ -27,7 +29,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadat
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
 from vllm.v1.worker.workspace import init_workspace_manager
 
-from kernels_patch import attention
+from kernels_patch import attention, switches
 from kernels_patch.gpu import backend
 from kernels_patch.worker import make_report
 
@@ -100,7 +102,8 @@ class Engine:
         kernels = FloatKernels()
         for name in ("int8_write", "int8_decode", "dequantise", "flash_attn_varlen_func"):
             setattr(backend, name, getattr(kernels, name))
-        backend.DecodeWorkspace = lambda *sizes: SimpleNamespace(sizes=sizes)
+        self.made = []  # workspaces
+        backend.DecodeWorkspace = lambda *sizes: self.made.append(sizes) or object()
         backend.compile_kernels = lambda **shape: None
         torch.accelerator.empty_cache = lambda: None
         init_workspace_manager(torch.device("cpu"))
@@ -119,9 +122,15 @@ class Engine:
             compilation_config=SimpleNamespace(static_forward_context={}),
         )
         attention.get_current_vllm_config = lambda: self.config
-        self.impl = backend.Int8KVCudaImpl(
-            HEADS, DIM, DIM**-0.5, KV_HEADS, None, None, DTYPE, None, "decoder", None
+        self.impl, other = (
+            backend.Int8KVCudaImpl(
+                HEADS, DIM, DIM**-0.5, KV_HEADS, None, None, DTYPE, None, "decoder", None
+            )
+            for _ in range(2)
         )
+        # Made with the model, which the planner measures; later it would be behind its back.
+        assert self.made == [(torch.device("cuda"), 8, KV_HEADS, 8 * HEADS // KV_HEADS, DIM)]
+        assert other.workspace is self.impl.workspace
         layers = self.config.compilation_config.static_forward_context
         layers[LAYER.layer_name] = SimpleNamespace(impl=self.impl)
         self.spec = FullAttentionSpec(
@@ -216,6 +225,7 @@ def main() -> None:
     assert served == {"first_chunk": 3, "prefix": 2, "prefix_unpacked": 1, "decode": 4}
     assert report["kv_cache"]["bytes_per_token_per_layer"] == KV_HEADS * (2 * DIM + 8)
 
+    assert len(engine.made) == 1
     common = engine.describe([0, 1], [1, 1])
     metadata = engine.builder.build_for_cudagraph_capture(common)
     (placed,) = metadata.runs
@@ -223,7 +233,30 @@ def main() -> None:
     assert placed.block_table.data_ptr() == common.block_table_tensor.data_ptr()
     assert placed.seq_lens.tolist() == [1, 1]
     assert backend.COUNTERS.as_dict()["steps"] == 0  # counted anew after a capture
+    with refusals() as reasons, suppress(SystemExit):
+        other = replace(engine.spec, page_size_padded=engine.spec.page_size_bytes + 8)
+        backend.Int8KVCudaMetadataBuilder(
+            other, [LAYER.layer_name], engine.config, torch.device("cpu")
+        )
+    assert reasons[0].startswith("a block of the KV cache takes 6536 bytes, padded"), reasons
+    engine.config.model_config.enable_sleep_mode = True
+    with refusals() as reasons, suppress(SystemExit):
+        backend.Int8KVCudaImpl(HEADS, DIM, DIM**-0.5, KV_HEADS)
+    assert reasons[0].startswith("sleep mode is on"), reasons
     print("wired")
+
+
+@contextmanager
+def refusals() -> Iterator[list[str]]:
+    """The reasons for which the process would have been ended within."""
+    reasons: list[str] = []
+
+    def leave(reason: str) -> NoReturn:
+        reasons.append(reason)
+        raise SystemExit
+
+    with patch.object(switches, "stop_server", leave):
+        yield reasons
 
 
 if __name__ == "__main__":
