@@ -371,7 +371,7 @@ def page_refusal(page_bytes: int) -> str | None:
     """Why blocks that lie ``page_bytes`` apart, padding included, cannot be read, or None."""
     if page_bytes % BULK_BYTES:
         return (
-            f"a block of the KV cache takes {page_bytes} bytes, padded to other layers' blocks, and "
+            f"a block of the KV cache takes {page_bytes} bytes, padded to other layers' blocks; it "
             f"is read {BULK_BYTES} bytes at a time: unset KERNELS_PATCH for this model"
         )
     return None

@@ -12,10 +12,12 @@ ROOT = Path(__file__).parents[2]
 BLOCK_SIZE, KV_HEADS = 16, 4
 
 
-def test_pages_hold_the_reference_s_bytes_and_unpack_to_what_they_hold():
+@pytest.mark.parametrize("script", ["interpreted.py", "interpreted_solve.py"])
+def test_what_the_kernels_compute_is_the_reference_s_under_the_interpreter(script):
+    """``interpreted``: written pages and unpacked ones; ``interpreted_solve``: ``solve``."""
     pytest.importorskip("triton", reason="Triton comes with vLLM's CPU build")
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("interpreted.py"))],
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name(script))],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -77,6 +79,17 @@ def specialise_write(backend, head_dim):
     )  # fmt: skip
 
 
+def specialise_solve(backend, head_dim):
+    from kernels_patch.gpu.solve import PARTITION_TOKENS, TILE_TOKENS, _attend
+
+    x, s = torch.zeros(2, 9, head_dim, dtype=torch.int8), torch.zeros(2, 9)
+    sums = torch.zeros(2, 1, head_dim)
+    return _attend, specialise(
+        backend, _attend, sums, x, x, s, s, sums, s, s, 9, head_dim, 0.125,
+        WIDTH=head_dim, PARTITION=PARTITION_TOKENS, TILE=TILE_TOKENS,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("first", "layer"), [(1, 0), (2, 1), (3, 3), (0, 1)])
 def test_no_request_and_no_layer_asks_for_another_compilation_than_the_first(hopper, first, layer):
     """What is compiled ahead serves all: slices of a batch are aligned as they fall."""
@@ -85,7 +98,7 @@ def test_no_request_and_no_layer_asks_for_another_compilation_than_the_first(hop
 
 @pytest.mark.filterwarnings("ignore")  # of the next Triton's defaults
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("launch", [specialise_unpacking, specialise_write])
+@pytest.mark.parametrize("launch", [specialise_unpacking, specialise_write, specialise_solve])
 def test_the_kernels_compile_for_hopper_with_wide_loads(hopper, launch, head_dim):
     from triton import compile
     from triton.compiler import ASTSource

@@ -86,6 +86,56 @@ def test_a_wrong_tensor_is_named(place, wrong, message):
         kernels_patch.solve(*arguments, 2, 5, 8)
 
 
+def test_neither_query_nor_output_need_be_contiguous():
+    arguments = make_arguments(3, 20, 8)
+    exact = compute_exact(*arguments[:5])
+    arguments[0] = arguments[0].t().contiguous().t()
+    arguments[5] = torch.zeros(8, 3).t()
+    kernels_patch.solve(*arguments, 3, 20, 8)
+    torch.testing.assert_close(arguments[5].double(), exact, rtol=1e-4, atol=1e-6)
+
+
+def test_the_output_may_be_the_query_itself():
+    arguments = make_arguments(3, 700, 64)
+    exact = compute_exact(*arguments[:5])
+    arguments[5] = arguments[0]
+    kernels_patch.solve(*arguments, 3, 700, 64)
+    torch.testing.assert_close(arguments[5].double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_are_not_contiguous_are_read_as_they_are():
+    arguments = make_arguments(3, 300, 64)
+    arguments[1] = arguments[1].transpose(0, 1).contiguous().transpose(0, 1)
+    arguments[3] = arguments[3][:, :1].expand(3, 300)
+    exact = compute_exact(*arguments[:5])
+    kernels_patch.solve(*arguments, 3, 300, 64)
+    torch.testing.assert_close(arguments[5].double(), exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", [3, 4])
+def test_a_nan_scale_makes_its_head_nan_and_no_other(place):
+    arguments = make_arguments(2, 300, 64)
+    arguments[place][1, 299] = float("nan")
+    kernels_patch.solve(*arguments, 2, 300, 64)
+    assert not arguments[5][0].isnan().any()
+    assert arguments[5][1].isnan().all()
+
+
+def test_another_device_is_refused_by_its_name():
+    arguments = [x.to("meta") for x in make_arguments(2, 5, 8)]
+    with pytest.raises(ValueError, match="no kernel for meta: move the tensors to the CPU"):
+        kernels_patch.solve(*arguments, 2, 5, 8)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("heads", "tokens", "dim"), [(1, 3, 8), (3, 257, 24), (64, 32768, 256)])
+def test_a_gpu_agrees_with_float64(heads, tokens, dim):
+    arguments = [x.cuda() for x in make_arguments(heads, tokens, dim)]
+    kernels_patch.solve(*arguments, heads, tokens, dim)
+    exact = compute_exact(*arguments[:5])
+    assert (arguments[5] - exact).abs().max() <= 1e-4 * exact.abs().max()
+
+
 @pytest.mark.parametrize(
     ("heads", "tokens", "dim"), [(65, 5, 8), (0, 5, 8), (2, 32769, 8), (2, 5, 12), (2, 5, 264)]
 )
