@@ -82,6 +82,26 @@ def test_each_adapter_agrees_with_its_own_release_s_source(platform, series):
     assert find_differences(adapter, read_source(root)) == []
 
 
+def test_the_release_without_an_adapter_differs_where_the_docs_say_it_does():
+    """vLLM 0.18.1, the base of the build in which the scheme was first described."""
+    if SOURCES is None or not (root := Path(SOURCES) / "0.18.1").exists():
+        pytest.skip("no source of vLLM 0.18.1: name its folder in KERNELS_PATCH_VLLM_SOURCES")
+    with pytest.raises(RefusalError, match=r"vLLM 0\.18\.1 is not supported on cuda"):
+        find_adapter("cuda", "0.18.1")
+    fields = "vllm.v1.attention.backend:CommonAttentionMetadata"
+    adapter = find_adapter("cuda", "0.26.0")
+    assert find_differences(adapter, read_source(root)) == [
+        f"{fields} has no seq_lens_cpu_upper_bound"
+    ]
+
+
+@pytest.mark.parametrize(
+    "version", ["0.26.0rc1", "0.26.0+cu130", "0.26.1.dev3+g0a1b2c3", "0.26.0.post1", "0.26"]
+)
+def test_candidates_and_builds_of_a_series_are_its_own(version):
+    assert find_adapter("cuda", version).__name__ == "kernels_patch.adapters.cuda_0_26"
+
+
 def test_a_changed_parameter_a_lost_field_and_a_lost_function_are_each_named(tmp_path):
     (tmp_path / "engine.py").write_text(
         "class Backend:\n"
