@@ -12,8 +12,15 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from vllm.config import VllmConfig, get_current_vllm_config
-from vllm.v1.attention.backend import AttentionImpl, AttentionMetadata, AttentionType
+from vllm.v1.attention.backend import (
+    AttentionImpl,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    AttentionType,
+)
+from vllm.v1.kv_cache_interface import AttentionSpec
 
+from kernels_patch.support import page_refusal
 from kernels_patch.switches import RefusalError, stopping_the_server
 
 M = TypeVar("M", bound=AttentionMetadata)
@@ -29,6 +36,23 @@ def describe_engine(config: VllmConfig) -> dict[str, Any]:
         ),
         "connector": config.kv_transfer_config is not None,
     }
+
+
+def refuse_cache(builder: AttentionMetadataBuilder, own: type, spec: AttentionSpec) -> None:
+    """End the server where a group of layers is not what ``own`` builds for.
+
+    vLLM makes attention of other kinds (local chunks, static sinks, bidirectional prefixes) from a
+    backend by deriving from its builder and changing what the builder is told of a batch.
+    """
+    with stopping_the_server():
+        if type(builder) is not own:
+            raise RefusalError(
+                f"the model has a kind of attention that vLLM derives from the patch's "
+                f"({type(builder).__name__}) and that was never tried: unset KERNELS_PATCH for it"
+            )
+        reason = page_refusal(head_dim=spec.head_size, head_dim_v=spec.head_size_v)
+        if reason is not None:
+            raise RefusalError(reason)
 
 
 class Int8KVAttention(AttentionImpl[M]):

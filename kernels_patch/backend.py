@@ -25,7 +25,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
-from kernels_patch.attention import Int8KVAttention, describe_engine
+from kernels_patch.attention import Int8KVAttention, describe_engine, refuse_cache
 from kernels_patch.counters import Planned, RouteCounters
 from kernels_patch.dispatch import Kernels, Step, choose_kernels, prepare_step, run_step
 from kernels_patch.faults import planted_fault
@@ -95,6 +95,7 @@ class Int8KVMetadataBuilder(AttentionMetadataBuilder[Int8KVMetadata]):
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        refuse_cache(self, Int8KVMetadataBuilder, kv_cache_spec)
         self.kernels = choose_kernels(kv_cache_spec.head_size)
         self.fault = planted_fault()
         COUNTERS.add_layers(layer_names)

@@ -32,7 +32,7 @@ from vllm.v1.worker.workspace import current_workspace_manager
 from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
 from kernels_patch.adapters.cuda import BACKEND_FLAGS
-from kernels_patch.attention import Int8KVAttention, describe_engine
+from kernels_patch.attention import Int8KVAttention, describe_engine, refuse_cache
 from kernels_patch.counters import Planned
 from kernels_patch.faults import planted_fault
 from kernels_patch.gpu.ahead import compile_kernels
@@ -154,8 +154,9 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
         self.impl = impl
+        refuse_cache(self, Int8KVCudaMetadataBuilder, kv_cache_spec)
         with stopping_the_server():
-            reason = page_refusal(kv_cache_spec.page_size_bytes)
+            reason = block_refusal(kv_cache_spec.page_size_bytes)
             if reason is not None:
                 raise RefusalError(reason)
         compile_kernels(
@@ -367,12 +368,12 @@ def shared_workspace(max_batch: int, kv_heads: int, rows: int, head_dim: int) ->
     return DecodeWorkspace(torch.device("cuda"), max_batch, kv_heads, rows, head_dim)
 
 
-def page_refusal(page_bytes: int) -> str | None:
-    """Why blocks that lie ``page_bytes`` apart, padding included, cannot be read, or None."""
-    if page_bytes % BULK_BYTES:
+def block_refusal(block_bytes: int) -> str | None:
+    """Why blocks that lie ``block_bytes`` apart, padding included, cannot be read, or None."""
+    if block_bytes % BULK_BYTES:
         return (
-            f"a block of the KV cache takes {page_bytes} bytes, padded to other layers' blocks; it "
-            f"is read {BULK_BYTES} bytes at a time: unset KERNELS_PATCH for this model"
+            f"a block of the KV cache takes {block_bytes} bytes, padded for other layers, and "
+            f"{BULK_BYTES} are read at a time: unset KERNELS_PATCH for this model"
         )
     return None
 

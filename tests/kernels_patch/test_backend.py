@@ -193,6 +193,19 @@ def test_a_step_is_counted_once_however_many_groups_the_cache_has(backend, engin
     assert report["layers_mismatch"] == []
 
 
+@pytest.mark.filterwarnings("ignore")  # vLLM's imports warn about its own dependencies
+def test_attention_that_vllm_derives_from_the_backend_stops_the_server(backend, engine, stopped):
+    """Llama 4's local chunks, say: the builder would be told of other batches than there are."""
+    from vllm.model_executor.layers.attention.chunked_local_attention import (
+        create_chunked_local_attention_backend,
+    )
+
+    derived = create_chunked_local_attention_backend(backend.Int8KVBackend, 8192)
+    with pytest.raises(SystemExit):
+        derived.get_builder_cls()(make_spec(16), LAYERS, engine, torch.device("cpu"))
+    assert "(ChunkedLocalAttentionBuilder) and that was never tried" in stopped[0]
+
+
 def test_a_profiling_run_attends_nothing_and_counts_nothing(backend, engine):
     backend.Int8KVMetadataBuilder(make_spec(16), LAYERS, engine, torch.device("cpu"))
     out = torch.full((5, 6, 16), 7.0)

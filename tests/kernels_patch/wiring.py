@@ -239,6 +239,16 @@ def main() -> None:
             other, [LAYER.layer_name], engine.config, torch.device("cpu")
         )
     assert reasons[0].startswith("a block of the KV cache takes 6536 bytes, padded"), reasons
+    with refusals() as reasons, suppress(SystemExit):
+        other = replace(engine.spec, head_size_v=2 * DIM)
+        backend.Int8KVCudaMetadataBuilder(
+            other, [LAYER.layer_name], engine.config, torch.device("cpu")
+        )
+    assert reasons == ["keys have head size 64 and values 128: they must be equal"], reasons
+    derived = type("LocalBuilder", (backend.Int8KVCudaMetadataBuilder,), {})
+    with refusals() as reasons, suppress(SystemExit):
+        derived(engine.spec, [LAYER.layer_name], engine.config, torch.device("cpu"))
+    assert "derives from the patch's (LocalBuilder)" in reasons[0], reasons
     engine.config.model_config.enable_sleep_mode = True
     with refusals() as reasons, suppress(SystemExit):
         backend.Int8KVCudaImpl(HEADS, DIM, DIM**-0.5, KV_HEADS)
