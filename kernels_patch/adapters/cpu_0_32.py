@@ -56,6 +56,6 @@ def __getattr__(name: str) -> type:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with stopping_the_server():
         check_installed(sys.modules[__name__])
-    from kernels_patch.backend import Int8KVBackend
+        from kernels_patch.backend import Int8KVBackend
 
     return Int8KVBackend

@@ -14,7 +14,7 @@ from types import ModuleType
 from kernels_patch.adapters import attention_v1
 from kernels_patch.adapters.attention_v1 import BACKEND
 from kernels_patch.adapters.interface import check_installed
-from kernels_patch.switches import stopping_the_server
+from kernels_patch.switches import RefusalError, stopping_the_server
 
 BACKEND_FLAGS = "--attention-backend CUSTOM --kv-cache-dtype int8_per_token_head"
 GUARDS = "kernels_patch.adapters.guards"
@@ -87,6 +87,11 @@ def load_backend(adapter: ModuleType) -> type:
     """The backend class, once the installed vLLM has been compared with ``adapter``."""
     with stopping_the_server():
         check_installed(adapter)
-    from kernels_patch.gpu.backend import Int8KVCudaBackend
-
+        try:  # vLLM would go on from an ImportError, and say no more than that there was one
+            from kernels_patch.gpu.backend import Int8KVCudaBackend
+        except ImportError as error:
+            raise RefusalError(
+                f"{error}: the kernels need Triton, NVRTC with its Python bindings and "
+                "FlashAttention, which come with the CUDA wheels of PyTorch and vLLM; install those"
+            ) from error
     return Int8KVCudaBackend

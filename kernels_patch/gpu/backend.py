@@ -159,15 +159,15 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
             reason = block_refusal(kv_cache_spec.page_size_bytes)
             if reason is not None:
                 raise RefusalError(reason)
-        compile_kernels(
-            device=device,
-            dtype=impl.dtype,
-            kv_heads=impl.num_kv_heads,
-            group=impl.group,
-            head_dim=impl.head_size,
-            block_size=kv_cache_spec.block_size,
-            longest_q=impl.short_len,
-        )
+            compile_kernels(
+                device=device,
+                dtype=impl.dtype,
+                kv_heads=impl.num_kv_heads,
+                group=impl.group,
+                head_dim=impl.head_size,
+                block_size=kv_cache_spec.block_size,
+                longest_q=impl.short_len,
+            )
         COUNTERS.place(layer_names, device)
         self.counts_steps = COUNTERS.counts_steps(layer_names)
 

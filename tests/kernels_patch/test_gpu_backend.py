@@ -28,6 +28,15 @@ print("asks", flush=True)
 guard.validate_configuration()
 """
 
+WITHOUT_BINDINGS = """
+import sys
+sys.modules["cuda"] = None
+import vllm.config
+from kernels_patch.adapters import cuda, find_adapter
+cuda.check_installed = lambda adapter: None  # FlashAttention's machine code is missing here too
+find_adapter("cuda", "{series}.0").Backend
+"""
+
 
 @pytest.fixture(params=["0.24", "0.26"])
 def series(request) -> str:
@@ -61,3 +70,10 @@ def test_another_backend_answers_questions_and_ends_the_server_when_it_is_chosen
     assert done.returncode == REFUSED_EXIT_CODE, done.stderr[-2000:]
     assert done.stdout.endswith("asks\n")
     assert "add --attention-backend CUSTOM --kv-cache-dtype int8_per_token_head" in done.stderr
+
+
+def test_a_part_of_the_cuda_wheels_that_is_missing_ends_the_server_with_the_remedy(series):
+    done = run_under(series, "-c", WITHOUT_BINDINGS.format(series=series))
+    assert done.returncode == REFUSED_EXIT_CODE, done.stderr[-2000:]
+    assert "kernels_patch: refusing to start: " in done.stderr
+    assert "come with the CUDA wheels of PyTorch and vLLM; install those" in done.stderr
