@@ -1,8 +1,10 @@
 """How a step is cut into launches on a GPU; every expectation worked out by hand."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kernels_patch.gpu.steps import plan_runs
+from kernels_patch.gpu.steps import PREFIX_UNPACKED, plan_runs
 
 
 def plan(query_lens, seq_lens, short_len=8, scratch_tokens=10_000):
@@ -80,3 +82,32 @@ def test_a_query_longer_than_its_sequence_is_refused():
 def test_a_sequence_that_the_scratch_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="request 0 has 10001 tokens, the scratch holds 10000"):
         plan([100], [10_001])
+
+
+@given(
+    batch=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 60)), max_size=12),
+    short_len=st.integers(1, 8),
+)
+def test_any_step_is_cut_without_gap_or_overlap_and_counted_once_a_route(batch, short_len):
+    """(query tokens, history) of each request; the scratch holds the longest sequence, no more."""
+    query_lens = [q for q, _ in batch]
+    seq_lens = [q + history for q, history in batch]
+    longest = max(seq_lens, default=0)
+    runs = plan(query_lens, seq_lens, short_len=short_len, scratch_tokens=longest)
+    members = [r for run in runs for r in range(run.requests.start, run.requests.stop)]
+    assert members == [r for r, q in enumerate(query_lens) if q]
+    token = 0
+    for run in runs:
+        assert run.rows.start == token
+        assert run.num_tokens == sum(run.query_lens)
+        assert run.query_lens == tuple(query_lens[run.requests])
+        assert run.seq_lens == tuple(seq_lens[run.requests])
+        token = run.rows.stop
+        if run.route == "prefix":
+            assert len(set(run.query_lens)) == 1
+            assert 2 <= run.query_lens[0] <= short_len
+        if run.route == PREFIX_UNPACKED:
+            assert sum(run.seq_lens) <= longest
+    assert token == sum(query_lens)
+    routes = [run.route for run in runs]
+    assert [run.counts for run in runs] == [r not in routes[:i] for i, r in enumerate(routes)]

@@ -226,6 +226,16 @@ def main() -> None:
     assert report["kv_cache"]["bytes_per_token_per_layer"] == KV_HEADS * (2 * DIM + 8)
 
     assert len(engine.made) == 1
+
+    # The cache's second group of layers runs the same steps: they are planned, not counted again.
+    second = "layers.1"
+    layers = engine.config.compilation_config.static_forward_context
+    layers[second] = layers[LAYER.layer_name]
+    other = backend.Int8KVCudaMetadataBuilder(
+        engine.spec, [second], engine.config, torch.device("cpu")
+    )
+    assert other.build(0, engine.describe([0, 1], [1, 1])).runs
+    assert backend.COUNTERS.as_dict()["steps"] == 5
     common = engine.describe([0, 1], [1, 1])
     metadata = engine.builder.build_for_cudagraph_capture(common)
     (placed,) = metadata.runs
