@@ -7,13 +7,16 @@ serving can meet is launched once, on a page of its own that is thrown away.
 from __future__ import annotations
 
 import torch
+import triton
 
 from kernels_patch.gpu.decode import prepare
+from kernels_patch.gpu.device import table_of
 from kernels_patch.gpu.layout import UnitLayout
 from kernels_patch.gpu.prefix import dequantise
 from kernels_patch.gpu.producer import int8_write
 from kernels_patch.gpu.shape import DecodeShape
-from kernels_patch.gpu.tuning import WRITE_SIZES
+from kernels_patch.gpu.tuning import describe_unmeasured
+from kernels_patch.switches import say
 
 
 def compile_kernels(
@@ -28,13 +31,17 @@ def compile_kernels(
 ) -> None:
     """The kernels of one shape on ``device``: write, unpacking, decode of 1 to longest_q queries.
 
-    dtype is bfloat16 or float16, ``group`` the query heads of a KV head.
+    dtype is bfloat16 or float16, ``group`` the query heads of a KV head. Says it where their launch
+    shapes were measured on something else than is here.
     """
+    name = torch.cuda.get_device_name(device)
+    if note := describe_unmeasured(name, str(torch.__version__), triton.__version__):
+        say(note)
     layout = UnitLayout(block_size, head_dim)
     pages = torch.zeros(
         1, kv_heads, block_size, layout.bytes_per_token, dtype=torch.int8, device=device
     )
-    for n_tokens in WRITE_SIZES:
+    for n_tokens in table_of(device).write_sizes:
         x = torch.zeros(n_tokens, kv_heads, head_dim, dtype=dtype, device=device)
         skipped = torch.full((n_tokens,), -1, dtype=torch.int64, device=device)
         int8_write(x, x, pages, skipped)

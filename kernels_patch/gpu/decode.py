@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from kernels_patch.gpu import nvrtc
+from kernels_patch.gpu.device import table_of
 from kernels_patch.gpu.layout import UNIT_TOKENS
 from kernels_patch.gpu.shape import DecodePlan, DecodeShape
 from kernels_patch.gpu.tuning import DecodeTuning
@@ -88,7 +89,7 @@ def int8_decode(
         raise ValueError(f"the workspace is too small for {shape.rows} rows of {head_dim}")
     if 2 * batch * kv_heads > workspace.arrived.numel():
         raise ValueError(f"the workspace is too small for a batch of {batch}")
-    plan = shape.plan(tuning)
+    plan = shape.plan(tuning, table_of(q.device))
     arguments = _Arguments(
         q=q.data_ptr(),
         out=out.data_ptr(),
@@ -115,11 +116,12 @@ def int8_decode(
 
 
 def prepare(shapes: Iterable[DecodeShape]) -> None:
-    """Compile and load the kernels of these shapes on the current device, with default plans."""
-    plans = [shape.plan() for shape in shapes]
+    """Compile and load the kernels of these shapes on the current device, as its table has them."""
+    index = torch.cuda.current_device()
+    plans = [shape.plan(table=table_of(torch.device("cuda", index))) for shape in shapes]
     nvrtc.compile_all(build(plan) for plan in plans)
     for plan in plans:
-        _kernel(plan, torch.cuda.current_device())
+        _kernel(plan, index)
 
 
 def build(plan: DecodePlan) -> nvrtc.Build:

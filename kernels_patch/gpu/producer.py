@@ -11,8 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels_patch.gpu.device import table_of
 from kernels_patch.gpu.layout import UnitLayout
-from kernels_patch.gpu.tuning import ProducerTuning, producer_tuning
+from kernels_patch.gpu.tuning import ProducerTuning
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, half to even
 
@@ -46,7 +47,7 @@ def int8_write(
         raise ValueError("kv_cache must have contiguous pages")
     if n_tokens == 0:
         return
-    tuning = tuning or producer_tuning(n_tokens)
+    tuning = tuning or table_of(key.device).producer_tuning(n_tokens)
     _write[(triton.cdiv(n_tokens, tuning.tokens), kv_heads, 2 if tuning.split else 1)](
         key, value, kv_cache, slot_mapping, n_tokens,
         key.stride(0), key.stride(1), value.stride(0), value.stride(1),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels_patch.gpu.layout import UnitLayout
-from kernels_patch.gpu.tuning import DecodeTuning, decode_tuning
+from kernels_patch.gpu.tuning import DEFAULT, DecodeTuning, LaunchTable
 
 HEAD_DIMS = (64, 128, 256)
 MAX_Q_LEN = 8
@@ -47,8 +47,9 @@ class DecodeShape:
         """Queries that read one KV head: query positions times heads of the group."""
         return self.q_len * self.group
 
-    def plan(self, tuning: DecodeTuning | None = None) -> DecodePlan:
-        return DecodePlan(self, tuning or decode_tuning(self.rows, self.head_dim))
+    def plan(self, tuning: DecodeTuning | None = None, table: LaunchTable = DEFAULT) -> DecodePlan:
+        """With ``tuning``, or as ``table`` has it."""
+        return DecodePlan(self, tuning or table.decode_tuning(self.rows, self.head_dim))
 
 
 @dataclass(frozen=True)

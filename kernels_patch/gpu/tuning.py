@@ -1,6 +1,7 @@
-"""Launch shapes as data: what ``python -m kernels_patch.gpu.bench`` measured fastest on an H200.
+"""Launch shapes as data: for each device, what ``python -m kernels_patch bench`` measured fastest.
 
-They are right on every Hopper GPU, whatever the device; only the speed was measured on one.
+A table is right on every Hopper GPU, whatever the device and the versions; only its speed was
+measured on one. So a device without a table of its own takes the default.
 """
 
 from __future__ import annotations
@@ -30,21 +31,64 @@ class ProducerTuning:
     split: bool = False
 
 
-def decode_tuning(rows: int, head_dim: int) -> DecodeTuning:
-    """For ``rows`` = queries of one KV head (query positions times heads of the group)."""
-    if rows <= 8:
-        return DecodeTuning(teams=4 if head_dim == 256 else 6)
-    if rows <= 16:
-        return DecodeTuning(teams=4, rows_a_warp=16)
-    return DecodeTuning(teams=3 if rows <= 32 else 2, rows_a_warp=16)
+@dataclass(frozen=True)
+class LaunchTable:
+    """What was fastest on ``device`` (its name by CUDA) with these versions; first fit counts.
+
+    ``decode``: most rows (query positions times heads of the group), head size, tuning. ``write``:
+    most tokens of one write, tuning. None fits all.
+    """
+
+    device: str
+    torch: str
+    triton: str
+    decode: tuple[tuple[int | None, int | None, DecodeTuning], ...]
+    write: tuple[tuple[int | None, ProducerTuning], ...]
+
+    def decode_tuning(self, rows: int, head_dim: int) -> DecodeTuning:
+        return next(
+            tuning
+            for most, dim, tuning in self.decode
+            if (most is None or rows <= most) and (dim is None or dim == head_dim)
+        )
+
+    def producer_tuning(self, n_tokens: int) -> ProducerTuning:
+        return next(tuning for most, tuning in self.write if most is None or n_tokens <= most)
+
+    @property
+    def write_sizes(self) -> tuple[int, ...]:
+        """One write of each tuning, in tokens."""
+        return (1, *(most + 1 for most, _ in self.write if most is not None))
 
 
-FEW_TOKENS = 64  # of one write: up to so many, a program takes a single token
-WRITE_SIZES = (1, FEW_TOKENS + 1)  # one write of each tuning
+DEFAULT = LaunchTable(
+    device="NVIDIA H200",
+    torch="2.11.0+cu130",
+    triton="3.6.0",
+    decode=(
+        (8, 256, DecodeTuning(teams=4)),
+        (8, None, DecodeTuning(teams=6)),
+        (16, None, DecodeTuning(teams=4, rows_a_warp=16)),
+        (32, None, DecodeTuning(teams=3, rows_a_warp=16)),
+        (None, None, DecodeTuning(teams=2, rows_a_warp=16)),
+    ),
+    write=((64, ProducerTuning(tokens=1, warps=1, split=True)), (None, ProducerTuning(8, 4))),
+)
+TABLES = {table.device: table for table in (DEFAULT,)}
 
 
-def producer_tuning(n_tokens: int) -> ProducerTuning:
-    """For a write of ``n_tokens`` tokens."""
-    if n_tokens <= FEW_TOKENS:
-        return ProducerTuning(tokens=1, warps=1, split=True)
-    return ProducerTuning(tokens=8, warps=4)
+def table_for(device: str) -> LaunchTable:
+    """The table of the device of this name, or the default one."""
+    return TABLES.get(device, DEFAULT)
+
+
+def describe_unmeasured(device: str, torch: str, triton: str) -> str | None:
+    """A sentence where the speed of these launch shapes was measured with something else."""
+    table = table_for(device)
+    there = {"device": device, "torch": torch, "triton": triton}
+    other = {name: it for name, it in there.items() if it != getattr(table, name)}
+    if not other:
+        return None
+    measured = ", ".join(f"{name} {getattr(table, name)}" for name in other)
+    here = ", ".join(f"{name} {it}" for name, it in other.items())
+    return f"launch shapes were measured with {measured}, and here is {here}: right, maybe slower"

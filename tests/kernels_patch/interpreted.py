@@ -13,9 +13,10 @@ from kernels_patch import reference
 from kernels_patch.gpu.layout import UnitLayout
 from kernels_patch.gpu.prefix import dequantise
 from kernels_patch.gpu.producer import int8_write
-from kernels_patch.gpu.tuning import FEW_TOKENS, ProducerTuning
+from kernels_patch.gpu.tuning import DEFAULT, ProducerTuning
 
 POISON = -128
+MANY_TOKENS = max(DEFAULT.write_sizes)  # enough for the tuning of chunks
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Case:
 
 
 CASES = (
-    Case(64, 32, (FEW_TOKENS + 35, 50), ((3, 1, 4, 6), (5, 0, 2, -1))),
+    Case(64, 32, (MANY_TOKENS + 34, 50), ((3, 1, 4, 6), (5, 0, 2, -1))),
     Case(128, 48, (97, 3), ((1, 4, 0), (3, -1, -1)), heads=1, padding=320, dtype=torch.float16),
     Case(256, 16, (17, 16), ((2, 0), (1, -1)), padding=16),
     # Sixteen tokens a program: whole units of V are stored at once, in a page of a hybrid model.

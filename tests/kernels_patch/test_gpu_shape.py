@@ -3,7 +3,7 @@
 import pytest
 
 from kernels_patch.gpu.shape import HEAD_DIMS, MAX_Q_LEN, MAX_ROWS, SHARED_BYTES, DecodeShape
-from kernels_patch.gpu.tuning import DecodeTuning, producer_tuning
+from kernels_patch.gpu.tuning import DecodeTuning
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -52,9 +52,3 @@ def test_what_decode_does_not_serve_is_refused_by_value(arguments, message):
 def test_a_plan_that_does_not_fit_is_refused(tuning, message):
     with pytest.raises(ValueError, match=message):
         DecodeShape(256, 6, 8, 64).plan(tuning)
-
-
-@pytest.mark.parametrize("n_tokens", [1, 2, 64, 65, 4096])
-def test_a_producer_program_takes_a_power_of_two_of_tokens(n_tokens):
-    tokens = producer_tuning(n_tokens).tokens
-    assert tokens & (tokens - 1) == 0
