@@ -3,6 +3,6 @@
 ``layout``, ``tuning`` <- {``shape``, ``device``} <- {``producer``, ``decode``, ``prefix``} <-
 ``check`` <- ``bench``; ``nvrtc`` compiles and launches for ``decode``, ``rivals`` are vLLM's own
 kernels for ``bench``. The kernels, ``steps`` (how a step becomes launches) and ``counters`` <-
-``backend``, the only module that knows vLLM; ``solve`` stands alone. Nothing is imported here, so that a machine
-without a GPU can import the package and ask ``shape`` what would be served.
+``backend``, the only module that knows vLLM; ``solve`` stands alone. Nothing is imported here, so
+that a machine without a GPU can import the package and ask ``shape`` what would be served.
 """
