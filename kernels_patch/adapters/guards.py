@@ -1,8 +1,9 @@
-"""Stand before vLLM's other attention backends on CUDA: chosen for a decoder, they end the server.
+"""Stand before vLLM's other attention backends on CUDA: wanted for a decoder, they end the server.
 
-A guard is the stock backend in everything but ``validate_configuration``, which vLLM calls when it
-chooses the attention of a layer and at no other time: code that only asks a backend what it can do
-(vision towers do) gets the stock answers.
+Vision towers only ask some backends what they can do: those are the stock ones in everything but
+``validate_configuration``, which vLLM calls when it chooses the attention of a layer and at no
+other time. Whoever looks one of the others up is about to use it (latent attention, models that
+bring their own), and that ends the server at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, NoReturn
 from kernels_patch.adapters.cuda import BACKEND_FLAGS
 from kernels_patch.switches import SWITCH, stop_server
 
+ASKED_BY_VISION = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
+
 
 def __getattr__(name: str) -> type:
     from vllm.utils.import_utils import resolve_obj_by_qualname
@@ -20,13 +23,19 @@ def __getattr__(name: str) -> type:
     member = AttentionBackendEnum.__members__.get(name)
     if member is None or not member.value:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in ASKED_BY_VISION:
+        _stop(name)
     stock = resolve_obj_by_qualname(member.value)
 
     def validate_configuration(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
-        stop_server(
-            f"{SWITCH} is set and vLLM is about to choose {name}, which the patch does not serve: "
-            f"add {BACKEND_FLAGS} (latent attention is not served at all), or unset {SWITCH}"
-        )
+        _stop(name)
 
     body = {"validate_configuration": classmethod(validate_configuration), "__module__": __name__}
     return type(name, (stock,), body)
+
+
+def _stop(name: str) -> NoReturn:
+    stop_server(
+        f"{SWITCH} is set and vLLM is about to choose {name}, which the patch does not serve: add "
+        f"{BACKEND_FLAGS}, or unset {SWITCH} where the model needs that kind of attention"
+    )

@@ -22,6 +22,7 @@ from kernels_patch.adapters import find_adapter
 find_adapter("cuda", "{series}.0").register()
 free = {{m.name for m in AttentionBackendEnum if not m.is_overridden()}}
 assert free == {{"TORCH_SDPA"}}, free
+print("looks", flush=True)
 guard = AttentionBackendEnum.{chosen}.get_class()
 assert guard.get_name() == "{chosen}" and guard.supports_head_size(64)
 print("asks", flush=True)
@@ -63,12 +64,16 @@ def test_rows_pages_and_counts_are_right_under_the_release_s_own_classes(series)
     assert done.stdout.endswith("wired\n")
 
 
-@pytest.mark.parametrize("chosen", ["TRITON_ATTN", "TRITON_MLA"])
-def test_another_backend_answers_questions_and_ends_the_server_when_it_is_chosen(series, chosen):
-    """Every other one is guarded: latent attention would be served by stock code unnoticed."""
+@pytest.mark.parametrize(
+    ("chosen", "last"),
+    [("TRITON_ATTN", "asks"), ("TRITON_MLA", "looks"), ("FLASH_ATTN_DIFFKV", "looks")],
+)
+def test_another_backend_ends_the_server_when_it_is_chosen(series, chosen, last):
+    """What vision towers use answers their questions. The others are not even looked up: latent
+    attention, and models that bring their own, would be served by stock code unnoticed."""
     done = run_under(series, "-c", GUARD.format(series=series, chosen=chosen))
     assert done.returncode == REFUSED_EXIT_CODE, done.stderr[-2000:]
-    assert done.stdout.endswith("asks\n")
+    assert done.stdout.endswith(f"{last}\n")
     assert "add --attention-backend CUSTOM --kv-cache-dtype int8_per_token_head" in done.stderr
 
 
