@@ -244,11 +244,6 @@ class RequestPairs:
     def blocks(self) -> list[int]:
         return [int(b) for b in np.unique(self.block)]
 
-    @property
-    def pairs(self) -> list[tuple[RequestRecord, RequestRecord]]:
-        """The records of all pairs."""
-        return self.select(np.ones(len(self), dtype=bool))
-
     def select(self, wanted: np.ndarray) -> list[tuple[RequestRecord, RequestRecord]]:
         """The records of the pairs where ``wanted`` is true."""
         left, right = (side.measured for side in self.sides)

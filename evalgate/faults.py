@@ -40,8 +40,7 @@ def _slow_down(metric: str, factor: float) -> Callable[[Files], None]:
             times = record["chunk_ns"]
             ttft, tpot = times[0] / 1e9, (times[-1] - times[0]) / 1e9 / (len(times) - 1)
             ttft, tpot = (ttft * factor, tpot) if metric == "ttft" else (ttft, tpot * factor)
-            record["chunk_ns"] = make_times(ttft, tpot, len(times))
-            record["end_ns"] = record["chunk_ns"][-1] + 1000
+            record.update(make_times(ttft, tpot, len(times)))
 
     return plant
 
@@ -49,8 +48,7 @@ def _slow_down(metric: str, factor: float) -> Callable[[Files], None]:
 def _run_away(files: Files) -> None:
     for record in files.of(CANDIDATE):
         record.update(output_tokens=64, finish_reason="length", output_text="the " * 64)
-        record["chunk_ns"] = make_times(TTFT_S[record["bucket"]], TPOT_S, 64)
-        record["end_ns"] = record["chunk_ns"][-1] + 1000
+        record.update(make_times(TTFT_S[record["bucket"]], TPOT_S, 64))
 
 
 def _forget_long_ones(files: Files) -> None:

@@ -66,9 +66,10 @@ def build_sound_run() -> Files:
     )
 
 
-def make_times(ttft_s: float, tpot_s: float, tokens: int) -> list[int]:
-    """Chunk times (ns) of ``tokens`` tokens at an even pace."""
-    return [round(1e9 * (ttft_s + i * tpot_s)) for i in range(tokens)]
+def make_times(ttft_s: float, tpot_s: float, tokens: int) -> dict[str, Any]:
+    """The times (ns) of a request with ``tokens`` tokens at an even pace."""
+    times = [round(1e9 * (ttft_s + i * tpot_s)) for i in range(tokens)]
+    return {"chunk_ns": times, "end_ns": times[-1] + 1000}
 
 
 def _build_run() -> dict[str, Any]:
@@ -152,7 +153,6 @@ def _build_requests(arm: str) -> Iterator[dict[str, Any]]:
             for prompt in range(PROMPTS):
                 # Launches and requests wander by tenths of a percent, as on a quiet machine.
                 wobble = 1 + 0.001 * ((7 * block + 5 * prompt + 3 * (arm == CANDIDATE)) % 5 - 2)
-                times = make_times(TTFT_S[bucket] * wobble, TPOT_S * wobble, OUTPUT_TOKENS)
                 text = f"the answer to {bucket}/{prompt}"
                 yield {
                     "arm": arm,
@@ -165,8 +165,7 @@ def _build_requests(arm: str) -> Iterator[dict[str, Any]]:
                     "prompt_tokens": low + (high - low) * (prompt + 1) // (PROMPTS + 1),
                     "output_tokens": OUTPUT_TOKENS,
                     "cached_tokens": 0,
-                    "chunk_ns": times,
-                    "end_ns": times[-1] + 1000,
+                    **make_times(TTFT_S[bucket] * wobble, TPOT_S * wobble, OUTPUT_TOKENS),
                     "finish_reason": "stop",
                     "output_sha256": _digest(text),
                     "output_text": text,
