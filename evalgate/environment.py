@@ -20,7 +20,7 @@ import psutil
 
 from evalgate.errors import ServerStartError
 from evalgate.gpu import open_nvml
-from evalgate.records import Environment
+from evalgate.records import Environment, compare_environments
 
 # What can change a served model's speed or text.
 PACKAGES = (
@@ -101,16 +101,14 @@ def list_changes(before: Environment, now: Environment) -> list[str]:
 
     A commit counts where both are known; whether the checkout is dirty does not.
     """
-    pairs: list[tuple[str, Any, Any]] = [
-        (name, getattr(before, name), getattr(now, name)) for name in ("gpu", "driver", "cpu")
+    changes = compare_environments(before, now)
+    commits = [(state or {}).get("commit") for state in changes.pop("git", ())]
+    if None not in commits and len(set(commits)) == 2:
+        changes["git commit"] = (commits[0], commits[1])
+    return [
+        f"{field.removeprefix('packages.')} was {_show(a)}, is {_show(b)}"
+        for field, (a, b) in changes.items()
     ]
-    pairs += [
-        (name, before.packages.get(name), now.packages.get(name))
-        for name in sorted(before.packages.keys() | now.packages.keys())
-    ]
-    if before.git and now.git:
-        pairs.append(("git commit", before.git.get("commit"), now.git.get("commit")))
-    return [f"{name} was {_show(a)}, is {_show(b)}" for name, a, b in pairs if a != b]
 
 
 def _show(value: Any) -> str:

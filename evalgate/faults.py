@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from evalgate.sound_run import BASELINE, CANDIDATE, LAYERS, TPOT_S, TTFT_S, Files, make_times
+from evalgate.records import BASELINE, CANDIDATE
+from evalgate.sound_run import LAYERS, TPOT_S, TTFT_S, Files, make_times
 
 
 @dataclass(frozen=True)

