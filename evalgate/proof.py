@@ -14,10 +14,8 @@ from typing import Any
 
 from evalgate.compare import ArmView
 from evalgate.records import LaunchEvidence, is_finite
-from evalgate.routes import merge_forms, strip_form
+from evalgate.routes import FALLBACK, merge_forms, strip_form
 
-FALLBACK = "fallback"
-FIRST_CHUNK = "first_chunk"
 PLAIN_FORM = "_torch"  # routes served by the plain form of a kernel carry this ending
 INT8 = "int8"
 DTYPE_FLAG = "--kv-cache-dtype"
@@ -124,7 +122,14 @@ def _reconcile(
         )
         return
     steps = (evidence.route_steps or {}).get(route)
-    if steps is not None and launches != evidence.layers * steps:
+    per_layer = (evidence.per_layer or {}).get(route) or []
+    if uneven := [n for n in per_layer if n != (per_layer[0] if steps is None else steps)]:
+        found.reasons.append(
+            f"{where}: {len(uneven)} of {len(per_layer)} layers launched it otherwise than once in "
+            f"each of {per_layer[0] if steps is None else steps} steps (from {min(uneven)} to "
+            f"{max(uneven)} times); some layers did not take the route, see the server's log"
+        )
+    elif steps is not None and launches != evidence.layers * steps:
         found.reasons.append(
             f"{where}: {launches} launches, but {evidence.layers} layers x {steps} steps are "
             f"{evidence.layers * steps}; some layers did not take the route, see the server's log"

@@ -20,7 +20,8 @@ from typing import Any
 from evalgate.client import Client
 from evalgate.errors import ServerAnswerError
 from evalgate.log_probs import Trace, build_trace
-from evalgate.routes import DECODE, FIRST_CHUNK, PREFIX
+from evalgate.routes import DECODE, PREFIX, split_prompt
+from evalgate.workers import merge_reports
 
 FORCING_FOLDER = Path(__file__).resolve().parent / "forcing"
 PROCESSOR = "evalgate_forced_tokens:ForcedTokens"
@@ -63,18 +64,16 @@ def select_indices(route: str, text: Text, chunk_tokens: int) -> list[int]:
 def compute_expected_tokens(route: str, text: Text, chunk_tokens: int) -> Counter[str]:
     """Query tokens by route that the replay through ``route`` must cost an arm.
 
-    A last chunk of a single token has the shape of decode and is served there; the first output
-    token is made by the prompt's last chunk, each further one by a decode step.
+    The first output token is made by the prompt's last chunk, each further one by a decode step.
     """
-    read, steps = len(text.prompt_ids), 0
+    read, tokens = len(text.prompt_ids), Counter()
     if route == DECODE:
-        steps = len(text.output_ids) - 1
+        tokens[DECODE] += len(text.output_ids) - 1
     else:
         read += len(text.output_ids)
-    first = min(read, chunk_tokens)
-    later = read - first
-    single = int(later > 0 and later % chunk_tokens == 1)
-    return +Counter({FIRST_CHUNK: first, PREFIX: later - single, DECODE: steps + single})
+    for chunk_route, length in split_prompt(read, chunk_tokens):
+        tokens[chunk_route] += length
+    return +tokens
 
 
 def answer_greedily(
@@ -102,14 +101,14 @@ def replay_text(
 
 
 def read_counted_tokens(client: Client, rpc: str) -> Counter[str]:
-    """Query tokens by route since the server's start, as its worker counts them.
+    """Query tokens by route since the server's start, as its workers count them.
 
-    Raises ServerError.
+    Raises ServerError, and EvidenceError when the workers do not agree.
     """
-    reports = client.call_rpc(rpc)
-    tokens = reports[0].get("tokens") if reports and isinstance(reports[0], dict) else None
+    report = merge_reports(client.call_rpc(rpc))
+    tokens = report.get("tokens")
     if not isinstance(tokens, dict):
-        raise ServerAnswerError(f"{rpc} reports no tokens by route: {_show(reports)}")
+        raise ServerAnswerError(f"{rpc} reports no tokens by route: {_show(report)}")
     return Counter(tokens)
 
 

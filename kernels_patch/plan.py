@@ -42,12 +42,12 @@ class RouteBatch:
 def route_of(query_len: int, seq_len: int) -> str:
     """The route of one request.
 
-    A one-token chunk with history is a decode, also when it is the last chunk of a prompt; a chunk
-    without history is a first chunk, also when it is one token long.
+    One query token is a decode whatever its history, as on a GPU, where a captured graph cannot
+    tell a prompt of one token from a decode; a longer chunk without history is a first chunk.
     """
-    if seq_len == query_len:
-        return FIRST_CHUNK
-    return DECODE if query_len == 1 else PREFIX
+    if query_len == 1:
+        return DECODE
+    return FIRST_CHUNK if seq_len == query_len else PREFIX
 
 
 def plan_step(

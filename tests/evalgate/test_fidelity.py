@@ -61,7 +61,7 @@ class ToyModel(StubServer):
         position = 0
         while position < read:
             length = min(CHUNK, read - position)
-            route = "first_chunk" if position == 0 else "decode" if length == 1 else "prefix"
+            route = "decode" if length == 1 else "prefix" if position else "first_chunk"
             if self.falls_back and route != "first_chunk":
                 route = "fallback"
             self.counted[route] += length
@@ -282,6 +282,7 @@ def test_positions_by_route(route, prompt, output, expected):
         ("decode", 6, 5, {"first_chunk": 6, "decode": 4}),
         ("decode", 20, 5, {"first_chunk": 8, "prefix": 12, "decode": 4}),
         ("decode", 17, 5, {"first_chunk": 8, "prefix": 8, "decode": 5}),  # a last chunk of one
+        ("decode", 1, 5, {"decode": 5}),
         ("prefix", 6, 5, {"first_chunk": 8, "prefix": 3}),
         ("prefix", 6, 3, {"first_chunk": 8, "decode": 1}),
         ("prefix", 2, 3, {"first_chunk": 5}),

@@ -14,6 +14,7 @@ from evalgate.routes import compute_expected_steps, merge_forms, strip_form
         (1600, 5, 0, {"first_chunk": 1, "prefix": 3, "decode": 4}),
         (1600, 5, 512, {"prefix": 3, "decode": 4}),  # cached history leaves no first chunk
         (10, 0, 0, {"first_chunk": 1}),
+        (1, 3, 0, {"decode": 3}),  # and so is a prompt of one token
     ],
 )
 def test_steps_follow_from_token_counts(prompt, output, cached, expected):

@@ -10,7 +10,8 @@ TABLE = torch.arange(20, dtype=torch.int32).view(4, 5)
     ("query_len", "seq_len", "route"),
     [
         (512, 512, "first_chunk"),
-        (1, 1, "first_chunk"),
+        (2, 2, "first_chunk"),
+        (1, 1, "decode"),
         (512, 1024, "prefix"),
         (2, 3, "prefix"),
         (1, 2, "decode"),
