@@ -24,7 +24,7 @@ lint: $(STAMP)
 install: $(STAMP)
 
 # The stamp is written last, so an interrupted installation starts again where pip left it.
-$(STAMP): pyproject.toml $(wildcard setup.py) tools/install.sh $(wildcard kernels_patch/*.cpp kernels_patch/*.h)
+$(STAMP): pyproject.toml $(wildcard setup.py) tools/install.sh kernels_patch/build.py $(wildcard kernels_patch/*.cpp kernels_patch/*.h)
 	PYTHON=$(PYTHON) VENV=$(VENV) sh tools/install.sh
 	touch $@
 

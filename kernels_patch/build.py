@@ -17,6 +17,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -107,5 +108,8 @@ def _run(*command: str | Path) -> None:
 
 
 if __name__ == "__main__":
-    compile_library(PACKAGE / LIBRARY)
+    try:
+        compile_library(PACKAGE / LIBRARY)
+    except BuildError as error:
+        sys.exit(f"kernels_patch was not built: {error}")
     print(f"built {PACKAGE / LIBRARY}")

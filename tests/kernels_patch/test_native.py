@@ -314,6 +314,13 @@ def test_a_build_without_a_compiler_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(build.BuildError, match="no-such-compiler"):
         build.compile_library(tmp_path / "none.so")
+    command = [sys.executable, "-m", "kernels_patch.build"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "kernels_patch was not built: no C++ compiler (no-such-compiler) on PATH: install one, or "
+        "set CXX\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
