@@ -267,14 +267,6 @@ class Client:
         self.extensions = "vllm" in owners or self.read_version() is not None
         return self.extensions
 
-    def health(self) -> bool:
-        """True when /health says so; a server that cannot be reached is not healthy."""
-        try:
-            self._call("GET", "/health")
-        except ServerError:
-            return False
-        return True
-
     def read_model(self) -> ModelCard:
         """The card of our model. Raises ServerAnswerError when the server does not serve it."""
         entries = self._read_models()
@@ -386,14 +378,6 @@ class Client:
         ServerError when no answer came in time.
         """
         return self._call_json("POST", path, body, timeout_s)
-
-    def reset_prefix_cache(self) -> bool:
-        """True only when the answer's body says success: a bare 200 proves nothing.
-
-        Raises NotSupportedError when the server has no such endpoint.
-        """
-        body = self._call_json("POST", "/reset_prefix_cache")
-        return isinstance(body, dict) and body.get("success") is True
 
     def _read_models(self) -> list[dict[str, Any]]:
         body = self._call_json("GET", "/v1/models")

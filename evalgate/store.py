@@ -12,14 +12,11 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, TypeVar
-
-import msgspec
 
 from evalgate.errors import EvidenceError, StorageError, UsageError
 from evalgate.records import (
@@ -50,7 +47,6 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 READ_BYTES = 256 * 1024  # at once
 
 R = TypeVar("R", bound=LineRecord)
-T = TypeVar("T")
 
 
 class RunWriter:
@@ -200,36 +196,24 @@ def load_run(path: Path) -> StoredRun:
     )
 
 
-def load_telemetry(path: Path) -> list[dict[str, Any]]:
-    """The machine samples of a run, a torn last line left out; empty when none were stored."""
-    lines = _read_lines(path / TELEMETRY_FILE, True, msgspec.json.decode, parse_bytes)
-    return [data for data in lines if isinstance(data, dict)]
-
-
 def _read_records(path: Path, kind: type[R], torn_allowed: bool) -> list[R]:
     """Every line as a record. Records hold no cycles, so the collector, which would go through
     all of them again and again while they pile up, rests meanwhile: half of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return list(
-            _read_lines(path, torn_allowed, find_decoder(kind).decode, partial(parse_line, kind))
-        )
+        return list(_read_lines(path, kind, torn_allowed))
     finally:
         if was_enabled:
             gc.enable()
 
 
-def _read_lines(
-    path: Path,
-    torn_allowed: bool,
-    decode: Callable[[bytes], T],
-    parse: Callable[[bytes, str], T],
-) -> Iterator[T]:
+def _read_lines(path: Path, kind: type[R], torn_allowed: bool) -> Iterator[R]:
     """Parsed lines of a file; nothing when the file does not exist.
 
-    ``decode`` reads a sound line; what it refuses goes to ``parse``, with the place.
+    A decoder reads sound lines; what it refuses goes to ``parse_line``, which knows why.
     """
+    decode = find_decoder(kind).decode
     file = _open_plain(path, MAX_FILE_BYTES)
     if file is None:
         return
@@ -243,7 +227,7 @@ def _read_lines(
                 parsed = decode(line)
             except REFUSALS:
                 try:
-                    parsed = parse(line, f"{path} line {number}")
+                    parsed = parse_line(kind, line, f"{path} line {number}")
                 except EvidenceError:
                     if torn_allowed and not line.endswith(b"\n"):
                         return

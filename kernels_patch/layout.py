@@ -65,10 +65,6 @@ class PageLayout:
     def k_scale_offset(self) -> int:
         return 2 * self.block_size * self.head_dim
 
-    @property
-    def v_scale_offset(self) -> int:
-        return self.k_scale_offset + SCALE_BYTES * self.block_size
-
     @cached_property
     def k_index(self) -> np.ndarray:
         """int64 [block_size, D]: byte of the page that holds dimension d of token t's K."""

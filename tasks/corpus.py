@@ -143,9 +143,6 @@ class Corpus:
     def month(self) -> str:
         return self.rng.choice(_MONTHS)
 
-    def field_of_work(self) -> str:
-        return self.rng.choice(_FIELDS)
-
     def sentences(self) -> Iterator[str]:
         """An endless stream of filler sentences; no template comes twice within one round."""
         while True:

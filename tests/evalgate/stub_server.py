@@ -107,7 +107,6 @@ class StubServer:
         self.metrics = ""
         self.connections = 0
         self.rpc: dict[str, list[Any]] = {}
-        self.reset_body: Any = {"success": True}
         self.version = "0.0.0+stub"
         self.api_key: str | None = None  # as vLLM, it asks for it below /v1 only
         # perf_counter_ns of each answer: when its request arrived, then before each piece sent.
@@ -188,8 +187,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"object": "list", "data": [card]})
         elif path == "/stub/times":
             self._json(stub.times)
-        elif path == "/health":
-            self._send(b"")
         elif path == "/metrics" and stub.metrics:
             self._send(stub.metrics.encode(), kind="text/plain; version=0.0.4")
         elif not stub.vllm:
@@ -204,8 +201,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"tokens": ids, "count": len(ids), "max_model_len": stub.max_model_len})
         elif path == "/detokenize":
             self._json({"prompt": bytes(body["tokens"]).decode("utf-8", "replace")})
-        elif path == "/reset_prefix_cache":
-            self._json(stub.reset_body)
         elif path == "/collective_rpc" and body.get("method") in stub.rpc:
             self._json({"results": stub.rpc[body["method"]]})
         else:

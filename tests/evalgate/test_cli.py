@@ -254,7 +254,7 @@ def test_the_shipped_embedded_spec_and_its_policy_are_sound():
     dtypes = {arm.args[arm.args.index("--dtype") + 1] for arm in spec.arms.values()}
     assert len(dtypes) == 1
     assert spec.arms["candidate"].patch == "int8_kv"
-    assert sum(spec.bucket_weights.values()) == pytest.approx(1.0)
+    assert sum(bucket.weight for bucket in spec.load.buckets) == pytest.approx(1.0)
 
 
 def test_every_command_and_option_of_the_readme_exists(root):

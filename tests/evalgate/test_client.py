@@ -392,7 +392,6 @@ def test_no_server_is_a_connect_error() -> None:
         client = Client(f"http://127.0.0.1:{held.getsockname()[1]}", "m")
         with client:
             assert get_failure(client.generate([1], 1))[0] == "connect"
-            assert client.health() is False
             with pytest.raises(ServerError, match="is the server running"):
                 client.read_model()
 
@@ -422,7 +421,7 @@ def test_one_connection_is_kept_for_all_requests(stub: StubServer) -> None:
     with make_client(stub) as client:
         for _ in range(5):
             assert client.generate([1], 4).error is None
-        assert client.health()
+        assert client.probe()
     assert stub.connections == 1
 
 

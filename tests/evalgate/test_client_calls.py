@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from stub_server import StubServer
@@ -114,15 +113,3 @@ def test_a_worker_call_gives_one_result_a_worker_or_says_that_it_is_not_supporte
         assert client.call_rpc("report") == [{"routes": {"decode": 30}}]
         with pytest.raises(NotSupportedError, match="HTTP 404"):
             client.call_rpc("unknown")
-
-
-@pytest.mark.parametrize(
-    ("body", "believed"),
-    [({"success": True}, True), ({"success": False}, False), ({}, False), ("true", False)],
-)
-def test_a_prefix_cache_reset_is_believed_by_its_body_only(
-    stub: StubServer, body: Any, believed: bool
-) -> None:
-    stub.reset_body = body
-    with make_client(stub) as client:
-        assert client.reset_prefix_cache() is believed

@@ -9,6 +9,7 @@ import factories
 import pytest
 from report_cases import HOSTILE, make_rich_case, make_rule, make_stats, make_verdict
 
+from evalgate import cli
 from evalgate.compare import views_of_run
 from evalgate.errors import EvidenceError, UsageError
 from evalgate.gate import judge
@@ -40,6 +41,10 @@ def test_every_format_renders_every_status_as_a_word(format_name, status):
 def test_a_verdict_without_rules_or_figures_renders(format_name):
     empty = make_verdict("invalid", rules=[], summary={}, invalid_reasons=["nothing in common"])
     assert "nothing in common" in render(format_name, empty)
+
+
+def test_the_command_line_offers_every_format():
+    assert cli.FORMATS == FORMATS  # written there again: importing the reports takes a while
 
 
 def test_an_unknown_format_is_a_usage_error_that_names_the_right_ones():
