@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from evalgate.arguments import count_workers
 from evalgate.client import Client, NotSupportedError
 from evalgate.environment import read_environment
-from evalgate.errors import ServerAnswerError, ServerDiedError
+from evalgate.errors import EvidenceError, ServerAnswerError, ServerDiedError
 from evalgate.generation import Generation
 from evalgate.load import LoadPrompt, compute_cache_salt, compute_nonce
 from evalgate.records import (
@@ -38,6 +39,7 @@ from evalgate.server import LaunchPlan, Server
 from evalgate.sizing import UsageTokenizer
 from evalgate.spec import PATCHES, ArmSpec, Spec, parse_batched_tokens
 from evalgate.tasks import Item, Tokenizer, score_item
+from evalgate.workers import merge_reports
 
 CANARY_PROMPT = "Name the planets of the solar system in order, starting from the sun."
 CANARY_TOKENS = 16
@@ -186,13 +188,10 @@ class LiveArm:
         if self.arm.patch is None:
             return None
         reports = self.client.call_rpc(PATCHES[self.arm.patch].report_rpc, RPC_TIMEOUT_S)
-        if any(report != reports[0] for report in reports):
-            raise ServerAnswerError(
-                f"the {len(reports)} workers of the {self.name} server report different routes or "
-                "pages, so one of them did not do what the others did: see the server's log, and "
-                "serve the patch without --pipeline-parallel-size"
-            )
-        return reports[0] if reports else None
+        try:
+            return merge_reports(reports, count_workers(self.arm.args))
+        except EvidenceError as exc:
+            raise EvidenceError(f"the {self.name} server: {exc}") from None
 
     def check_alive(self) -> None:
         """Raise ServerDiedError when the server that we launched is gone."""
@@ -325,6 +324,7 @@ class LiveArm:
                 block=self._block,
                 routes=_subtract(end, ready, "routes"),
                 route_steps=_subtract(end, ready, "route_steps"),
+                per_layer=_subtract_by_layer(end, ready),
                 layers=end.get("layers") if end else None,
                 expected_steps=None if self._expected is None else dict(self._expected),
                 kv_cache=kv_cache,
@@ -435,6 +435,19 @@ def _subtract(
         return None
     before = start.get(key) or {}
     return {route: count - before.get(route, 0) for route, count in end[key].items()}
+
+
+def _subtract_by_layer(
+    end: dict[str, Any] | None, start: dict[str, Any] | None
+) -> dict[str, list[int]] | None:
+    """Launches of each layer between two reports, of routes that had any; None without counts."""
+    if not end or not start or end.get("per_layer") is None or start.get("per_layer") is None:
+        return None
+    counts = {
+        route: [now - then for now, then in zip(counts, start["per_layer"][route], strict=True)]
+        for route, counts in end["per_layer"].items()
+    }
+    return {route: launches for route, launches in counts.items() if any(launches)}
 
 
 def _name_dtype(dtype: Any) -> str | None:

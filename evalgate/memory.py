@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,18 +9,13 @@ from typing import Any
 
 import psutil
 
+from evalgate.arguments import count_engines, count_workers, find_value
 from evalgate.errors import ServerStartError
 from evalgate.gpu import open_nvml
 from evalgate.leftovers import find_leftovers
 
 FRACTION_FLAG = "--gpu-memory-utilization"
 BYTES_FLAG = "--kv-cache-memory-bytes"
-# A server has a GPU for each part of the model: the product of these, 1 each unless set.
-SPLIT_FLAGS = (
-    ("--tensor-parallel-size", "-tp"),
-    ("--pipeline-parallel-size", "-pp"),
-    ("--data-parallel-size", "-dp"),
-)
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 GIB = 2**30
 HOLDER_SHARE = 0.05  # of the machine's RAM: who has less is not worth naming
@@ -80,8 +74,7 @@ def select_used(
         if None in found:
             return []
         seen = [device for device in found if device is not None]
-    count = math.prod(_parse_count(args, flags) for flags in SPLIT_FLAGS)
-    return seen[:count]
+    return seen[: count_workers(args) * count_engines(args)]
 
 
 def _find_device(memories: Sequence[Memory], name: str) -> Memory | None:
@@ -123,26 +116,12 @@ def parse_memory_fraction(args: Sequence[str]) -> float | None:
 
     vLLM does not look at it when the KV cache is given in bytes.
     """
-    if _find_value(args, (BYTES_FLAG,)) is not None:
+    if find_value(args, (BYTES_FLAG,)) is not None:
         return None
     try:
-        return float(_find_value(args, (FRACTION_FLAG,)) or "")
+        return float(find_value(args, (FRACTION_FLAG,)) or "")
     except ValueError:
         return None
-
-
-def _parse_count(args: Sequence[str], flags: Sequence[str]) -> int:
-    value = _find_value(args, flags) or ""
-    return max(int(value), 1) if value.isdigit() else 1
-
-
-def _find_value(args: Sequence[str], flags: Sequence[str]) -> str | None:
-    """The value of a flag, however it is written (vLLM takes "_" for "-"); None when not there."""
-    for i, arg in enumerate(args):
-        flag, equals, value = arg.partition("=")
-        if flag.replace("_", "-") in flags:
-            return value if equals else (args[i + 1] if i + 1 < len(args) else "")
-    return None
 
 
 def _find_large(least_bytes: float) -> list[int]:

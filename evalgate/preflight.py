@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from evalgate.arguments import parse_number
 from evalgate.embedded import default_cache_root, find_packaged_gguf, locate_converted
 from evalgate.environment import locate_python
 from evalgate.errors import ServerStartError, StorageError, UsageError
@@ -262,12 +263,7 @@ def check_lengths(spec: Spec, max_model_len: int | None) -> None:
 
 def parse_context(args: list[str]) -> int | None:
     """--max-model-len of a server's arguments, None when it is not a plain number there."""
-    for i, arg in enumerate(args):
-        flag, _, value = arg.partition("=")
-        if flag.replace("_", "-") == CONTEXT_FLAG:
-            text = value or (args[i + 1] if i + 1 < len(args) else "")
-            return int(text) if text.isdigit() else None
-    return None
+    return parse_number(args, (CONTEXT_FLAG,))
 
 
 def _read_model_limit(folder: Path | None) -> int | None:

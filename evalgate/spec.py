@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from evalgate.arguments import DATA_FLAGS, count_engines, parse_number
 from evalgate.errors import SpecError
 from evalgate.records import BASELINE, CANDIDATE, compute_canonical_json
 from evalgate.redaction import REMOVED, is_secret_flag, is_secret_variable, redact_env
@@ -90,6 +91,12 @@ class ArmSpec(SpecModel):
             raise ValueError("base_url holds a password: name the key's variable in api_key_env")
         if self.patch is not None and self.patch not in PATCHES:
             raise ValueError(f"patch {self.patch!r} is unknown; known: {', '.join(PATCHES)}")
+        if self.patch is not None and (engines := count_engines(self.args)) > 1:
+            raise ValueError(
+                f"{DATA_FLAGS[0]} {engines} serves with {engines} engines, and only the workers of "
+                "the first one can be asked what the patch did: leave it at 1 in an arm with a "
+                "patch, and split the model by --tensor-parallel-size or --pipeline-parallel-size"
+            )
         for arg in self.args:
             if arg.split("=", 1)[0].replace("_", "-") in MODEL_FLAGS:  # vLLM takes both
                 raise ValueError(f"{arg!r} is set by evalgate: remove it from args")
@@ -234,12 +241,7 @@ class Spec(SpecModel):
 
 def parse_batched_tokens(args: list[str]) -> int | None:
     """The value of --max-num-batched-tokens in a server's arguments, None when it is not set."""
-    for i, arg in enumerate(args):
-        flag, _, value = arg.partition("=")
-        if flag == BATCH_FLAG:
-            text = value or (args[i + 1] if i + 1 < len(args) else "")
-            return int(text) if text.isdigit() else None
-    return None
+    return parse_number(args, (BATCH_FLAG,))
 
 
 def parse_spec(text: str, where: str) -> Spec:

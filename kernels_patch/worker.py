@@ -9,8 +9,10 @@ an endpoint that calls any worker method), and with
 
 answers ``{"results": [REPORT, ...]}``, one REPORT for each worker:
 
+``rank``             the worker's own, from 0; pipeline stage after stage
+``world_size``       workers of this engine: tensor times pipeline parallelism
 ``version``          version of kernels_patch
-``active``           true when every attention layer of the model is served by the patch
+``active``           true when every attention layer in this worker is served by the patch
 ``impl``             ``native``, ``torch`` or ``cuda``; null when no layer is patched
 ``fault``            the planted fault by name, else null
 ``layers``           attention layers that are patched; ``layer_names`` lists them
@@ -23,8 +25,9 @@ answers ``{"results": [REPORT, ...]}``, one REPORT for each worker:
 ``per_layer``        {route: [launches of each layer]}
 ``layers_mismatch``  sentences, one for each layer and route whose launches differ from route_steps
 ``kv_cache``         of the tensors that the layers hold: dtype, bytes_per_token_per_layer (all KV
-                     heads), block_size, num_blocks, num_kv_heads, head_dim, layers; where the
-                     layers differ, a value is a sorted list; null before the cache is allocated
+                     heads of this worker), block_size, num_blocks, num_kv_heads, head_dim, layers;
+                     where the layers differ, a value is a sorted list; null before the cache is
+                     allocated
 
 Routes: first_chunk, prefix, decode; prefix_torch, decode_torch, fallback (see ``dispatch``);
 prefix_unpacked (see ``gpu.steps``). All counts grow from the start of the process, on a GPU from
@@ -60,10 +63,11 @@ class WorkerExtension:
 
         context = self.vllm_config.compilation_config.static_forward_context
         layers = {name: layer for name, layer in context.items() if isinstance(layer, Attention)}
-        return make_report(
+        report = make_report(
             impls={name: layer.impl for name, layer in layers.items()},
             caches={name: layer.kv_cache for name, layer in layers.items()},
         )
+        return {"rank": self.rank, "world_size": self.parallel_config.world_size, **report}
 
 
 def make_report(

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Layers of evalgate, lowest first; a module imports only from layers below its own.
 MEASURING = [
     {"errors"},
-    {"metrics", "validation"},
+    {"arguments", "metrics", "validation", "workers"},
     {"records", "redaction"},
     {"spec"},
     {"sse", "routes", "progress", "embedded", "gpu", "server_log", "log_probs", "looks", "store"},

@@ -10,7 +10,7 @@ import pytest
 from stub_server import StubServer
 
 from evalgate.client import Client
-from evalgate.errors import ServerAnswerError
+from evalgate.errors import EvidenceError
 from evalgate.live import LiveArm
 from evalgate.records import Environment
 from evalgate.spec import build_spec
@@ -70,8 +70,46 @@ def test_a_worker_that_did_otherwise_than_the_first_is_not_overlooked(
     arm: LiveArm, stub: StubServer
 ) -> None:
     stock = {**REPORT, "routes": {"decode": 0, "fallback": 4}}
-    with pytest.raises(ServerAnswerError, match="2 workers of the candidate server report diff"):
+    with pytest.raises(EvidenceError, match="the candidate server: its 2 workers report diff"):
         read(arm, stub, [REPORT, stock])
+
+
+def test_a_worker_that_the_arguments_ask_for_and_that_says_nothing_is_no_proof(
+    arm: LiveArm, stub: StubServer
+) -> None:
+    args = [*arm.arm.args, "--tensor-parallel-size", "2"]
+    arm.arm = arm.arm.model_copy(update={"args": args})
+    with pytest.raises(EvidenceError, match="the candidate server: 1 of its 2 workers answered"):
+        read(arm, stub, [REPORT])
+
+
+def test_launches_are_counted_layer_by_layer_over_all_stages(
+    arm: LiveArm, stub: StubServer
+) -> None:
+    def make_stages(*launches: list[int]) -> list[dict[str, Any]]:
+        return [
+            {
+                "rank": rank,
+                "world_size": 2,
+                "layers": 2,
+                "layer_names": [f"layers.{2 * rank}", f"layers.{2 * rank + 1}"],
+                "routes": {"decode": sum(counts), "fallback": 0},
+                "route_steps": {"decode": counts[0]},
+                "per_layer": {"decode": counts, "fallback": [0, 0]},
+            }
+            for rank, counts in enumerate(launches)
+        ]
+
+    stub.rpc["kernels_patch_report"] = make_stages([5, 5], [5, 5])
+    arm.mark("ready")
+    stub.rpc["kernels_patch_report"] = make_stages([9, 9], [9, 8])
+    arm.mark("end")
+    arm._keep_evidence()
+    evidence = arm.evidence[0]
+    assert evidence.layers == 4
+    assert evidence.routes == {"decode": 15, "fallback": 0}
+    assert evidence.route_steps == {"decode": 4}
+    assert evidence.per_layer == {"decode": [4, 4, 4, 3]}
 
 
 def test_pages_that_differ_between_layers_are_named_together(

@@ -50,6 +50,19 @@ def test_a_required_route_that_never_ran_is_invalid():
     assert_only(check(make_evidence(routes=routes), required=REQUIRED), "route prefix", "never")
 
 
+@pytest.mark.parametrize("steps", [20, None])
+def test_a_layer_does_not_make_up_for_another(steps):
+    """Stage for stage and layer for layer: 4 x 20 launches in all prove nothing by themselves."""
+    evidence = make_evidence(
+        per_layer={"prefix": [3] * LAYERS, "decode": [20, 20, 19, 21]},
+        route_steps={"prefix": 3} | ({"decode": steps} if steps else {}),
+    )
+    words = "route decode", "2 of 4 layers", "from 19 to 21 times"
+    assert_only(check(evidence, required=REQUIRED), *words)
+    even = {"prefix": [3] * LAYERS, "decode": [20] * LAYERS}
+    assert check(evidence | {"per_layer": even}, required=REQUIRED).reasons == []
+
+
 def test_no_counts_at_all_prove_nothing():
     found = check(patch=None, required=REQUIRED, kv_cache_dtype="auto")
     assert len(found.reasons) == 2

@@ -49,6 +49,7 @@ def test_a_spec_resolves_to_the_same_spec_again():
         ('path = "models/m"', "", r"model.path is missing"),
         ("max_tokens = 8192", "max_tokens = 4096", r"min_tokens 4096 must be below"),
         ('patch = "int8_kv"', 'patch = "int4"', r"patch 'int4' is unknown; known: int8_kv"),
+        ('=4096"]', '=4096", "-dp", "2"]', r"serves with 2 engines, .* the first one can be asked"),
         ("[arms.baseline]", "[arms.base]", r"needs one called 'baseline'"),
         (
             'args = ["--max-num-batched-tokens", "4096"]',
