@@ -17,16 +17,24 @@ import numpy as np
 import torch
 
 from kernels_patch import reference
+from kernels_patch.gpu.check_write import (
+    SPARE_PAGES,
+    floats,
+    place,
+    poisoned_pages,
+    rope_cases,
+    rope_differences,
+    write_cases,
+    write_differences,
+)
 from kernels_patch.gpu.decode import DecodeWorkspace, build, int8_decode
 from kernels_patch.gpu.layout import UnitLayout
 from kernels_patch.gpu.nvrtc import compile_all
 from kernels_patch.gpu.prefix import dequantise
-from kernels_patch.gpu.producer import int8_write
 from kernels_patch.gpu.shape import DecodePlan, DecodeShape
-from kernels_patch.gpu.tuning import DecodeTuning, ProducerTuning
+from kernels_patch.gpu.tuning import DecodeTuning
 
 NOWHERE = 1 << 30
-SPARE_PAGES = 3
 # Against the scheme itself only the output's own rounding is left, and a few weights that fall on
 # the other side of a half: float16 stores to 2^-11, bfloat16 to 2^-8.
 SCHEME_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 4e-3}
@@ -35,7 +43,7 @@ EXACT_TOLERANCE = 2e-2  # random data, all four roundings against none
 
 @dataclass(frozen=True)
 class Case:
-    """One decode problem; ``data`` is random, outlier, zeros or extreme."""
+    """One decode problem; ``data`` is random, outlier, zeros, extreme or NaN in q, k or v."""
 
     name: str
     heads: int = 24
@@ -100,6 +108,8 @@ def decode_cases() -> Iterator[Case]:
         )  # fmt: skip
     for length in (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 4095, 4097):
         yield Case(f"length {length}", lens=(length,))
+    for name in ("q", "k", "v"):  # alone in its CTA, and merged with others
+        yield Case(f"NaN in {name}", lens=(300, 40), data=f"nan in {name}")
     yield Case("prompt mod 16", lens=tuple(512 + n for n in range(16)))
     yield Case("ragged batch with padding", lens=(5000, 0, 1, 0, 0, 900, 33, 0))
     yield Case("batch past a warp", 9, 3, 64, lens=(*[40] * 33, 0, 900, *[7] * 36))
@@ -134,7 +144,9 @@ def make_problem(case: Case, device: str = "cuda", seed: int = 0) -> Problem:
         parts = _quantised(rng, case, length)
         place(cache, layout, table[request], *parts)
         quantised.append(parts)
-    q = _floats(rng, (len(case.lens) * case.q_len, case.heads, case.head_dim), case.data)
+    q = floats(rng, (len(case.lens) * case.q_len, case.heads, case.head_dim), case.data)
+    if case.data == "nan in q":
+        q[:, 1, 5] = np.nan
     return Problem(
         case,
         torch.from_numpy(q).to(device, case.dtype),
@@ -143,42 +155,6 @@ def make_problem(case: Case, device: str = "cuda", seed: int = 0) -> Problem:
         torch.tensor(case.lens, dtype=torch.int32, device=device),
         quantised,
     )
-
-
-def poisoned_pages(n_pages: int, kv_heads: int, layout: UnitLayout) -> np.ndarray:
-    """int8 [n_pages, kv_heads, block_size, 2 D + 8]: payload -128, scales NaN."""
-    cache = np.full((n_pages, kv_heads, layout.page_bytes), -128, np.int8)
-    nan = np.frombuffer(np.float32(np.nan).tobytes(), np.int8)
-    for index in (layout.k_scale_index, layout.v_scale_index):
-        cache[:, :, index[:, None] + np.arange(4)] = nan
-    return cache.reshape(n_pages, kv_heads, layout.block_size, layout.bytes_per_token)
-
-
-def place(
-    cache: np.ndarray,
-    layout: UnitLayout,
-    table: np.ndarray,
-    k: np.ndarray,
-    k_scale: np.ndarray,
-    v: np.ndarray,
-    v_scale: np.ndarray,
-    first: int = 0,
-) -> None:
-    """Put payloads [S, Hkv, D] and float32 scales [S, Hkv] of one request into its pages.
-
-    ``first`` is the offset of the first token in the first page.
-    """
-    for start in range(0, first + len(k), layout.block_size):
-        pages = cache[table[start // layout.block_size]].reshape(k.shape[1], layout.page_bytes)
-        part = slice(max(0, start - first), start - first + layout.block_size)
-        n = len(k[part])
-        at = slice(max(0, first - start), max(0, first - start) + n)
-        for head, page in enumerate(pages):
-            page[layout.k_index[at]] = k[part, head]
-            page[layout.v_index[at]] = v[part, head]
-            for index, scale in ((layout.k_scale_index, k_scale), (layout.v_scale_index, v_scale)):
-                bytes_ = np.ascontiguousarray(scale[part, head]).view(np.int8).reshape(n, 4)
-                page[index[at, None] + np.arange(4)] = bytes_
 
 
 def run_decode(problem: Problem) -> np.ndarray:
@@ -218,9 +194,10 @@ def expected_decode(problem: Problem) -> np.ndarray:
     out = np.full(q.shape, np.nan)
     for request, (k, k_scale, v, v_scale) in enumerate(problem.quantised):
         if len(k):
-            out[request] = reference.int8_attention_quantised(
-                q[request], k, k_scale, v, v_scale, problem.sm_scale
-            )
+            with np.errstate(invalid="ignore"):  # NaN has no payload; its scale carries it
+                out[request] = reference.int8_attention_quantised(
+                    q[request], k, k_scale, v, v_scale, problem.sm_scale
+                )
     return out.reshape(-1, case.heads, case.head_dim)
 
 
@@ -234,65 +211,6 @@ def relative_rms(got: np.ndarray, want: np.ndarray) -> float:
     difference = np.nan_to_num(got - want, nan=0.0)
     size = np.linalg.norm(np.nan_to_num(want))
     return float(np.linalg.norm(difference) / size) if size else float(np.abs(difference).max())
-
-
-@dataclass(frozen=True)
-class WriteCase:
-    """One cache write; ``slots`` is aligned, shifted, scattered or holey (some tokens skipped)."""
-
-    name: str
-    n_tokens: int
-    slots: str = "aligned"
-    kv_heads: int = 4
-    head_dim: int = 256
-    block_size: int = 64
-    data: str = "random"
-    dtype: torch.dtype = torch.bfloat16
-    tuning: ProducerTuning | None = None
-
-
-def write_cases() -> Iterator[WriteCase]:
-    for n_tokens in (1, 2, 15, 16, 17, 100, 2242):
-        for slots in ("aligned", "shifted", "scattered", "holey"):
-            yield WriteCase(f"{n_tokens} {slots}", n_tokens, slots)
-    for kv_heads, head_dim in ((8, 128), (3, 64)):
-        yield WriteCase(f"{kv_heads}/{head_dim}", 100, "shifted", kv_heads, head_dim)
-    for block_size in (16, 784):
-        yield WriteCase(f"page {block_size}", 1000, block_size=block_size)
-    for data in ("outlier", "zeros"):
-        yield WriteCase(data, 100, data=data)
-    yield WriteCase("float16", 100, dtype=torch.float16)
-    for tuning in (ProducerTuning(4, 2), ProducerTuning(16, 4), ProducerTuning(16, 4, split=True)):
-        yield WriteCase(str(tuning), 100, "holey", tuning=tuning)
-
-
-def write_differences(case: WriteCase, device: str = "cuda", seed: int = 0) -> int:
-    """How many bytes of the pages differ from the reference's, those not to be written included."""
-    rng = np.random.default_rng(seed)
-    layout = UnitLayout(case.block_size, case.head_dim)
-    n_pages = -(-case.n_tokens // case.block_size) + SPARE_PAGES
-    start = case.block_size + (5 if case.slots == "shifted" else 0)
-    slots = np.arange(start, start + case.n_tokens)
-    if case.slots == "scattered":
-        slots = rng.permutation(n_pages * case.block_size)[: case.n_tokens]
-    if case.slots == "holey":
-        slots[::3] = -1
-    # Keys and values as slices of one projection's output: tokens are not contiguous.
-    packed = _floats(rng, (case.n_tokens, 3 * case.kv_heads, case.head_dim), case.data)
-    packed = torch.from_numpy(packed).to(device, case.dtype)
-    key, value = packed[:, : case.kv_heads], packed[:, case.kv_heads : 2 * case.kv_heads]
-    want = poisoned_pages(n_pages, case.kv_heads, layout)
-    got = torch.from_numpy(want).to(device, copy=True)
-    int8_write(key, value, got, torch.from_numpy(slots).to(device), case.tuning)
-    parts = (
-        *reference.quantise(key.float().cpu().numpy()),
-        *reference.quantise(value.float().cpu().numpy()),
-    )
-    for token, slot in enumerate(slots):
-        if slot >= 0:
-            one = (part[token : token + 1] for part in parts)
-            place(want, layout, np.array([slot // case.block_size]), *one, slot % case.block_size)
-    return int((got.cpu().numpy() != want).sum())
 
 
 def dequantise_error(lens: tuple[int, ...], block_size: int, head_dim: int) -> float:
@@ -322,12 +240,14 @@ def main() -> int:
         error = dequantise_error(lens, block_size, head_dim)
         failures += error > 0
         print(f"{'FAIL' if error else 'ok  '} unpack {lens} page {block_size} {error:.1e}")
-    for case in write_cases():
-        differences = write_differences(case)
-        failures += differences > 0
-        print(
-            f"{'FAIL' if differences else 'ok  '} write {case.name:33} {differences} bytes differ"
-        )
+    for name, cases, differences_of in (
+        ("write", write_cases(), write_differences),
+        ("rope and write", rope_cases(), rope_differences),
+    ):
+        for case in cases:
+            differences = differences_of(case)
+            failures += differences > 0
+            print(f"{'FAIL' if differences else 'ok  '} {name} {case.name} {differences} differ")
     compile_all(build(case.plan) for case in decode_cases())
     for case in decode_cases():
         problem = make_problem(case)
@@ -343,22 +263,15 @@ def _quantised(
     rng: np.random.Generator, case: Case, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     shape = (length, case.kv_heads, case.head_dim)
-    k, k_scale = reference.quantise(_floats(rng, shape, case.data))
-    v, v_scale = reference.quantise(_floats(rng, shape, case.data))
+    k, k_scale = reference.quantise(floats(rng, shape, case.data))
+    v, v_scale = reference.quantise(floats(rng, shape, case.data))
     if case.data == "extreme":  # what no producer writes but a cache may hold
         k[rng.random(shape) < 0.3] = -128
         v[rng.random(shape) < 0.3] = -128
         v_scale *= rng.choice(np.float32([1e-6, 1, 1e3]), size=v_scale.shape)
+    if case.data in ("nan in k", "nan in v"):
+        (k_scale if case.data == "nan in k" else v_scale)[length // 2, 0] = np.nan
     return k, k_scale, v, v_scale
-
-
-def _floats(rng: np.random.Generator, shape: tuple[int, ...], data: str) -> np.ndarray:
-    x = rng.standard_normal(shape).astype(np.float32)
-    if data == "outlier":  # a few channels 30 times the others, as keys have them
-        x[..., :: shape[-1] // 4] *= 30
-    if data == "zeros":  # whole vectors of zeros: amax 0
-        x[rng.random(shape[:-1]) < 0.5] = 0
-    return x
 
 
 if __name__ == "__main__":

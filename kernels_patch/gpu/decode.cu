@@ -123,9 +123,14 @@ __device__ __forceinline__ float exp2_fast(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-__device__ __forceinline__ float over_lanes_max(float x) {  // over the four lanes of a row
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+__device__ __forceinline__ float max_or_nan(float x, float y) {  // fmaxf would drop a NaN
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+template <class Max> __device__ __forceinline__ float over_lanes(float x, Max max) {  // of one row
+    x = max(x, __shfl_xor_sync(~0u, x, 1));
+    return max(x, __shfl_xor_sync(~0u, x, 2));
 }
 __device__ __forceinline__ u32 pack4(float a, float b, float c, float d) {  // integers + MAGIC_F
     u32 low = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x0040);
@@ -304,9 +309,9 @@ struct Rows {
                                            : make_uint4(0, 0, 0, 0);
                     const u32 words[4] = {raw[i][s].x, raw[i][s].y, raw[i][s].z, raw[i][s].w};
                     for (u32 w : words)
-                        amax = fmaxf(amax, fmaxf(fabsf(from_16(w)), fabsf(from_16(w >> 16))));
+                        amax = max_or_nan(amax, max_or_nan(fabsf(from_16(w)), fabsf(from_16(w >> 16))));
                 }
-            amax = over_lanes_max(amax);
+            amax = over_lanes(amax, max_or_nan);
             float scale = amax / 127.0f;
             float divisor = scale > 0 ? scale : 1.0f, inverse = 1.0f / divisor;
 #pragma unroll
@@ -368,7 +373,7 @@ struct Rows {
                     if (8 * t + e >= visible[r]) s[e] = MINUS_INFINITY;
             for (int e = 0; e < 8; ++e) peak = fmaxf(peak, s[e]);
             // fmaxf drops the NaN of -inf * 0: a row of zeros that sees nothing.
-            float new_max = fmaxf(max[r], over_lanes_max(peak) * q_scale[r]);
+            float new_max = fmaxf(max[r], over_lanes(peak, fmaxf) * q_scale[r]);
             // A row that has seen nothing keeps max -inf; minus 0, its p are still exp2(-inf).
             float base = new_max == MINUS_INFINITY ? 0.0f : new_max;
             float keep = exp2_fast(max[r] - base);
@@ -390,9 +395,9 @@ struct Rows {
                     if (8 * t + e >= visible[r]) s[e] = weight[e] = 0;
             for (int e = 0; e < 8; ++e) {
                 sum[r] += s[e];
-                amax = fmaxf(amax, weight[e]);
+                amax = max_or_nan(amax, weight[e]);
             }
-            amax = over_lanes_max(amax);
+            amax = over_lanes(amax, max_or_nan);
             float inverse = amax > LEAST_AMAX ? __fdividef(127.0f, amax) : 0.0f;
             w_scale[r] = amax * (1.0f / 127.0f);
             for (int e = 0; e < 8; ++e) weight[e] = fmaf(weight[e], inverse, MAGIC_F);
@@ -455,28 +460,33 @@ __device__ bool end_partition(const Arguments &a, const Walk &walk, const Rows &
     pending.first_cta = walk.first_cta();
     pending.n = walk.last_cta() - pending.first_cta + 1;
     pending.out = a.out + static_cast<i64>(walk.b) * Q_LEN * a.out_stride + walk.h * GROUP * HEAD_DIM;
-    for (int i = threadIdx.x; i < ROWS * HEAD_DIM / 4; i += WARPS * 32) {
-        int row = i / (HEAD_DIM / 4), dim = i % (HEAD_DIM / 4) * 4;
-        float peak = MINUS_INFINITY;
-        for (int m = 0; m < TEAMS; ++m) peak = fmaxf(peak, stat[m * ROWS + row].x);
-        float base = peak == MINUS_INFINITY ? 0.0f : peak, total = 0;
+    const bool alone = pending.n == 1;
+    const i64 slot = slot_row(blockIdx.x, pending.first_cta, 0);
+    if (const int row = threadIdx.x; row < ROWS) {  // what each team's sums of the row count for
+        float2 *teams = stat + row;
+        float peak = MINUS_INFINITY, total = 0;
+        for (int m = 0; m < TEAMS; ++m) peak = fmaxf(peak, teams[m * ROWS].x);
+        const float base = peak == MINUS_INFINITY ? 0.0f : peak;
+        for (int m = 0; m < TEAMS; ++m) total += exp2_fast(teams[m * ROWS].x - base) * teams[m * ROWS].y;
+        const float inverse = total == 0 ? 0.0f : 1.0f / total;  // NaN stays NaN
+        for (int m = 0; m < TEAMS; ++m) teams[m * ROWS].x = exp2_fast(teams[m * ROWS].x - base) * inverse;
+        if (!alone) __stcg(a.partial_lse + slot + row, peak + log2f(total));  // -inf: it saw nothing
+    }
+    consumers_sync();
+    constexpr int QUADS = ROWS * HEAD_DIM / 4, STEPS = (QUADS + WARPS * 32 - 1) / (WARPS * 32);
+#pragma unroll 4
+    for (int step = 0; step < STEPS; ++step) {
+        const int i = threadIdx.x + step * WARPS * 32;
+        if (QUADS % (WARPS * 32) && i >= QUADS) break;
+        const int row = i / (HEAD_DIM / 4), dim = i % (HEAD_DIM / 4) * 4;
         float4 o = make_float4(0, 0, 0, 0);
         for (int m = 0; m < TEAMS; ++m) {
-            float2 s = stat[m * ROWS + row];
-            float share = exp2_fast(s.x - base);
+            const float weight = stat[m * ROWS + row].x;
             const float4 v = *reinterpret_cast<float4 *>(part + (m * ROWS + row) * PART_STRIDE + dim);
-            total += share * s.y;
-            o.x += share * v.x, o.y += share * v.y, o.z += share * v.z, o.w += share * v.w;
+            o.x += weight * v.x, o.y += weight * v.y, o.z += weight * v.z, o.w += weight * v.w;
         }
-        float inverse = total > 0 ? 1.0f / total : 0.0f;
-        o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
-        if (pending.n == 1) {
-            store_out(pending.out, a.out_stride, row, dim, o);
-        } else {
-            i64 at = slot_row(blockIdx.x, pending.first_cta, row);
-            __stcg(reinterpret_cast<float4 *>(a.partial + at * HEAD_DIM + dim), o);
-            if (dim == 0) __stcg(a.partial_lse + at, peak + log2f(total));  // -inf: it saw nothing
-        }
+        if (alone) store_out(pending.out, a.out_stride, row, dim, o);
+        else __stcg(reinterpret_cast<float4 *>(a.partial + (slot + row) * HEAD_DIM + dim), o);
     }
     consumers_sync();  // all is written, and part is free again
     if (pending.n > 1 && threadIdx.x == 0)
@@ -485,40 +495,63 @@ __device__ bool end_partition(const Arguments &a, const Walk &walk, const Rows &
     return pending.n > 1;
 }
 
-// This CTA's share of the output of a pair whose partitions are all written. Several lanes share
-// four dimensions of a row, so that each has about four partitions to read, all at once.
+// Four dimensions of one row, gathered from partitions: sums relative to the largest lse so far.
+struct Quad {
+    float peak, total;
+    float4 o;
+
+    template <int N> __device__ void add(const float (&lse)[N], const float4 (&v)[N]) {
+        float top = peak;
+#pragma unroll
+        for (int p = 0; p < N; ++p) top = fmaxf(top, lse[p]);
+        const float base = top == MINUS_INFINITY ? 0.0f : top, keep = exp2_fast(peak - base);
+        peak = top;
+        total *= keep, o.x *= keep, o.y *= keep, o.z *= keep, o.w *= keep;
+#pragma unroll
+        for (int p = 0; p < N; ++p) {
+            const float e = exp2_fast(lse[p] - base);
+            total += e, o.x += e * v[p].x, o.y += e * v[p].y, o.z += e * v[p].z, o.w += e * v[p].w;
+        }
+    }
+    // The quotient over a group of lanes, on all of them.
+    __device__ float4 finish(int lanes) const {
+        float top = peak;
+        for (int d = lanes / 2; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+        const float keep = exp2_fast(peak - top);  // some partition saw the row's own token: finite
+        float sums[5] = {total * keep, o.x * keep, o.y * keep, o.z * keep, o.w * keep};
+        for (int d = lanes / 2; d; d /= 2)
+            for (float &sum : sums) sum += __shfl_xor_sync(~0u, sum, d);
+        const float inverse = __fdividef(1.0f, sums[0]);  // of 1 to the number of partitions
+        return make_float4(sums[1] * inverse, sums[2] * inverse, sums[3] * inverse, sums[4] * inverse);
+    }
+};
+
+// This CTA's share of the output of a pair whose partitions are all written. Several lanes share a
+// quad, so that a lane has few partitions of it to read: those are on their way at once.
 __device__ void merge_share(const Arguments &a, const Pending &pending) {
-    constexpr int QUADS = ROWS * HEAD_DIM / 4;
+    constexpr int QUADS = ROWS * HEAD_DIM / 4, AT_ONCE = 6;
     const int n = pending.n, lanes = n <= 4 ? 1 : n <= 8 ? 2 : n <= 16 ? 4 : 8;
     const int share = (QUADS + n - 1) / n, lane = threadIdx.x % lanes;
     const int begin = (blockIdx.x - pending.first_cta) * share, end = min(QUADS, begin + share);
     for (int i = begin + threadIdx.x / 32 * (32 / lanes); i < end; i += WARPS * 32 / lanes) {
-        const int quad = min(i + static_cast<int>(threadIdx.x) % 32 / lanes, end - 1);
-        const int row = quad / (HEAD_DIM / 4), dim = quad % (HEAD_DIM / 4) * 4;
-        float peak = MINUS_INFINITY, total = 0;
-        float4 o = make_float4(0, 0, 0, 0);
-#pragma unroll 5
-        for (int p = lane; p < n; p += lanes) {
-            i64 at = slot_row(pending.first_cta + p, pending.first_cta, row);
-            float lse = __ldcg(a.partial_lse + at);
-            float4 v = __ldcg(reinterpret_cast<const float4 *>(a.partial + at * HEAD_DIM + dim));
-            float new_peak = fmaxf(peak, lse), base = new_peak == MINUS_INFINITY ? 0.0f : new_peak;
-            float keep = exp2_fast(peak - base), e = exp2_fast(lse - base);
-            peak = new_peak;
-            total = total * keep + e;
-            o.x = o.x * keep + e * v.x, o.y = o.y * keep + e * v.y;
-            o.z = o.z * keep + e * v.z, o.w = o.w * keep + e * v.w;
+        const int at = min(i + static_cast<int>(threadIdx.x) % 32 / lanes, end - 1);
+        const int row = at / (HEAD_DIM / 4), dim = at % (HEAD_DIM / 4) * 4;
+        Quad quad = {MINUS_INFINITY, 0, make_float4(0, 0, 0, 0)};
+        for (int first = 0; first < n; first += AT_ONCE * lanes) {
+            float lse[AT_ONCE];
+            float4 v[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; ++k) {
+                const int p = first + k * lanes + lane, cta = pending.first_cta + min(p, n - 1);
+                const i64 from = slot_row(cta, pending.first_cta, row);
+                lse[k] = __ldcg(a.partial_lse + from);
+                v[k] = __ldcg(reinterpret_cast<const float4 *>(a.partial + from * HEAD_DIM + dim));
+                if (p >= n) lse[k] = MINUS_INFINITY;
+            }
+            quad.add(lse, v);
         }
-        float top = peak;
-        for (int d = lanes / 2; d; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-        float keep = exp2_fast(peak - top);  // some partition saw the row's own token: top is finite
-        float sums[5] = {total * keep, o.x * keep, o.y * keep, o.z * keep, o.w * keep};
-        for (int d = lanes / 2; d; d /= 2)
-            for (float &sum : sums) sum += __shfl_xor_sync(~0u, sum, d);
-        float inverse = 1.0f / sums[0];
-        if (lane == 0)
-            store_out(pending.out, a.out_stride, row, dim,
-                      make_float4(sums[1] * inverse, sums[2] * inverse, sums[3] * inverse, sums[4] * inverse));
+        const float4 o = quad.finish(lanes);
+        if (lane == 0) store_out(pending.out, a.out_stride, row, dim, o);
     }
 }
 

@@ -68,8 +68,11 @@ DEFAULT = LaunchTable(
     decode=(
         (8, 256, DecodeTuning(teams=4)),
         (8, None, DecodeTuning(teams=6)),
-        (16, None, DecodeTuning(teams=4, rows_a_warp=16)),
-        (32, None, DecodeTuning(teams=3, rows_a_warp=16)),
+        (16, 256, DecodeTuning(teams=4, rows_a_warp=16)),
+        (16, None, DecodeTuning(teams=4)),
+        (24, 64, DecodeTuning(teams=4)),
+        (32, 256, DecodeTuning(teams=3, rows_a_warp=16)),
+        (32, None, DecodeTuning(teams=4, rows_a_warp=16)),
         (None, None, DecodeTuning(teams=2, rows_a_warp=16)),
     ),
     write=((64, ProducerTuning(tokens=1, warps=1, split=True)), (None, ProducerTuning(8, 4))),
