@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from evalgate.gate import PRECEDENCE, RuleResult, Verdict
+from evalgate.gate import PRECEDENCE, Verdict
 from evalgate.report.words import printable
+from evalgate.ruling import RuleResult
 
 
 def explain(verdict: Verdict) -> str:

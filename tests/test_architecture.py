@@ -95,7 +95,9 @@ def test_the_measuring_half_imports_downwards_only():
         "compare",
         "policy",
         "validity",
+        "caveats",
         "gate",
+        "ruling",
         "summary",
     ],
 )

@@ -13,8 +13,9 @@ from factories import (
 
 from evalgate.compare import view, views_of_run
 from evalgate.effects import Effect
-from evalgate.gate import judge, judge_rule
+from evalgate.gate import judge
 from evalgate.policy import parse_policy
+from evalgate.ruling import judge_rule
 from evalgate.stats import StudentEstimate
 
 KEYS = [
