@@ -28,6 +28,7 @@ from evalgate.generation import find_error_message as _find_error_message
 from evalgate.records import ErrorCategory
 from evalgate.spec import TimeoutSpec
 from evalgate.sse import SseDecoder, SseError
+from evalgate.validation import show_value
 from evalgate.wire import DeadlineError, Wire, WireTransport
 
 CONNECT_S = 10.0
@@ -307,7 +308,9 @@ class Client:
         body = self._call_json("POST", "/detokenize", {"model": self.model, "tokens": list(ids)})
         text = body.get("prompt") if isinstance(body, dict) else None
         if not isinstance(text, str):
-            raise ServerAnswerError(f"{self.base_url}/detokenize gave no prompt: {_show(body)}")
+            raise ServerAnswerError(
+                f"{self.base_url}/detokenize gave no prompt: {show_value(body)}"
+            )
         return text
 
     def read_metrics(self) -> Metrics | None:
@@ -361,7 +364,7 @@ class Client:
         results = body.get("results") if isinstance(body, dict) else None
         if not isinstance(results, list):
             raise ServerAnswerError(
-                f"{self.base_url}/collective_rpc {method} gave no results: {_show(body)}"
+                f"{self.base_url}/collective_rpc {method} gave no results: {show_value(body)}"
             )
         return results
 
@@ -377,14 +380,16 @@ class Client:
         body = self._call_json("GET", "/v1/models")
         entries = body.get("data") if isinstance(body, dict) else None
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-            raise ServerAnswerError(f"{self.base_url}/v1/models is no list: {_show(body)}")
+            raise ServerAnswerError(f"{self.base_url}/v1/models is no list: {show_value(body)}")
         return entries
 
     def _read_tokens(self, request: dict[str, Any]) -> list[int]:
         body = self._call_json("POST", "/tokenize", request)
         ids = body.get("tokens") if isinstance(body, dict) else None
         if not isinstance(ids, list) or any(type(i) is not int for i in ids):
-            raise ServerAnswerError(f"{self.base_url}/tokenize gave no token ids: {_show(body)}")
+            raise ServerAnswerError(
+                f"{self.base_url}/tokenize gave no token ids: {show_value(body)}"
+            )
         return ids
 
     def _call_json(
@@ -396,7 +401,7 @@ class Client:
             return None
         answer = _parse_json(text)
         if answer is None:
-            raise ServerAnswerError(f"{self.base_url}{path} is not JSON: {_show(text)}")
+            raise ServerAnswerError(f"{self.base_url}{path} is not JSON: {show_value(text)}")
         return answer
 
     def _call(self, method: str, path: str, body: Any = None, timeout_s: float = CALL_S) -> bytes:
@@ -469,8 +474,3 @@ def _parse_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalgate.records import ErrorCategory, RequestError
+from evalgate.validation import show_value
 
 DONE = "[DONE]"
 # vLLM ends a request that it gave up with one of these: an answer, but not the model's.
@@ -113,7 +114,7 @@ class StreamReader:
         if choices is None:
             choices = []
         if not isinstance(choices, list):
-            raise StreamError("stream_error", f"choices is not a list: {_show(choices)}")
+            raise StreamError("stream_error", f"choices is not a list: {show_value(choices)}")
         for choice in choices:
             self._add_choice(choice, stamp_ns)
 
@@ -149,11 +150,11 @@ class StreamReader:
 
     def _add_choice(self, choice: Any, stamp_ns: int) -> None:
         if not isinstance(choice, dict) or choice.get("index", 0) != 0:
-            raise StreamError("stream_error", f"not the one choice asked for: {_show(choice)}")
+            raise StreamError("stream_error", f"not the one choice asked for: {show_value(choice)}")
         delta = choice.get("delta")
         source = choice if delta is None else delta
         if not isinstance(source, dict):
-            raise StreamError("stream_error", f"delta is not an object: {_show(delta)}")
+            raise StreamError("stream_error", f"delta is not an object: {show_value(delta)}")
         text = _get_text(source, "content" if delta is not None else "text")
         # vLLM renamed the field; both names are in use.
         reasoning = _get_text(source, "reasoning") or _get_text(source, "reasoning_content")
@@ -213,9 +214,9 @@ def _parse_event(data: str) -> dict[str, Any]:
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
-        raise StreamError("stream_error", f"an event is not JSON: {_show(data)}") from None
+        raise StreamError("stream_error", f"an event is not JSON: {show_value(data)}") from None
     if not isinstance(event, dict):
-        raise StreamError("stream_error", f"an event is not an object: {_show(event)}")
+        raise StreamError("stream_error", f"an event is not an object: {show_value(event)}")
     message = None if "choices" in event and not event.get("error") else find_error_message(event)
     if message is not None:
         raise StreamError("stream_error", message)
@@ -224,7 +225,7 @@ def _parse_event(data: str) -> dict[str, Any]:
 
 def _check_usage(usage: Any) -> dict[str, int | None]:
     if not isinstance(usage, dict):
-        raise StreamError("stream_error", f"usage is not an object: {_show(usage)}")
+        raise StreamError("stream_error", f"usage is not an object: {show_value(usage)}")
     details = usage.get("prompt_tokens_details")
     counts = {
         "prompt_tokens": usage.get("prompt_tokens"),
@@ -233,7 +234,7 @@ def _check_usage(usage: Any) -> dict[str, int | None]:
     }
     for name, value in counts.items():
         if value is not None and (type(value) is not int or not 0 <= value <= MAX_COUNT):
-            raise StreamError("stream_error", f"usage.{name} is {_show(value)}, not a count")
+            raise StreamError("stream_error", f"usage.{name} is {show_value(value)}, not a count")
     return counts
 
 
@@ -241,7 +242,7 @@ def _check_ids(ids: Any) -> list[int] | None:
     if ids is None:
         return None
     if not isinstance(ids, list) or any(type(i) is not int for i in ids):
-        raise StreamError("stream_error", f"token_ids is not a list of numbers: {_show(ids)}")
+        raise StreamError("stream_error", f"token_ids is not a list of numbers: {show_value(ids)}")
     return ids
 
 
@@ -250,7 +251,7 @@ def _get_text(source: dict[str, Any], key: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise StreamError("stream_error", f"{key} is not text: {_show(value)}")
+        raise StreamError("stream_error", f"{key} is not text: {show_value(value)}")
     return value
 
 
@@ -260,8 +261,3 @@ def _join(pieces: list[str]) -> str:
     A half that stays alone becomes U+FFFD, as it can be neither stored nor digested.
     """
     return "".join(pieces).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

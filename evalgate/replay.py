@@ -21,6 +21,7 @@ from evalgate.client import Client
 from evalgate.errors import ServerAnswerError
 from evalgate.log_probs import Trace, build_trace
 from evalgate.routes import DECODE, PREFIX, split_prompt
+from evalgate.validation import show_value
 from evalgate.workers import merge_reports
 
 FORCING_FOLDER = Path(__file__).resolve().parent / "forcing"
@@ -108,7 +109,7 @@ def read_counted_tokens(client: Client, rpc: str) -> Counter[str]:
     report = merge_reports(client.call_rpc(rpc))
     tokens = report.get("tokens")
     if not isinstance(tokens, dict):
-        raise ServerAnswerError(f"{rpc} reports no tokens by route: {_show(report)}")
+        raise ServerAnswerError(f"{rpc} reports no tokens by route: {show_value(report)}")
     return Counter(tokens)
 
 
@@ -142,7 +143,7 @@ def _replay_prefix(
         ]
     except (KeyError, TypeError, IndexError, ValueError, AttributeError):
         raise ServerAnswerError(
-            f"the completion carries no log-probabilities of its prompt: {_show(choice)}"
+            f"the completion carries no log-probabilities of its prompt: {show_value(choice)}"
         ) from None
     return build_trace(indices, [output_ids[i] for i in indices], options)
 
@@ -173,7 +174,7 @@ def _complete(
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise ServerAnswerError(
-            f"{client.base_url}{COMPLETIONS} gave not one choice: {_show(answer)}"
+            f"{client.base_url}{COMPLETIONS} gave not one choice: {show_value(answer)}"
         )
     details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
     if details.get("cached_tokens"):
@@ -195,7 +196,7 @@ def _read_output_trace(choice: Mapping[str, Any], text: Text) -> Trace:
         ]
     except (KeyError, TypeError, IndexError, ValueError, AttributeError):
         raise ServerAnswerError(
-            f"the completion carries no log-probabilities by token id: {_show(choice)}"
+            f"the completion carries no log-probabilities by token id: {show_value(choice)}"
         ) from None
     return build_trace(indices, [text.output_ids[i] for i in indices], options)
 
@@ -203,10 +204,5 @@ def _read_output_trace(choice: Mapping[str, Any], text: Text) -> Trace:
 def _read_token_ids(choice: Mapping[str, Any]) -> list[int]:
     ids = choice.get("token_ids")
     if not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids):
-        raise ServerAnswerError(f"the completion carries no token ids: {_show(choice)}")
+        raise ServerAnswerError(f"the completion carries no token ids: {show_value(choice)}")
     return ids
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evalgate.errors import TaskDataError
+from evalgate.validation import show_value
 
 HUB = "hub"
 # LongBench is published as one archive of JSON lines; loading scripts are no longer run by
@@ -108,9 +109,11 @@ def _check_unique(ids: Iterable[tuple[Any, str]]) -> None:
 def _check_texts(value: Any, where: str, key: str) -> list[str]:
     """``value`` as a non-empty list of non-blank texts. Raises TaskDataError."""
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise TaskDataError(f"{where}: {key} is {_show(value)}: give a list of texts")
+        raise TaskDataError(f"{where}: {key} is {show_value(value)}: give a list of texts")
     if not value or not all(v.strip() for v in value):
-        raise TaskDataError(f"{where}: {key} is {_show(value)}: a reference is missing or blank")
+        raise TaskDataError(
+            f"{where}: {key} is {show_value(value)}: a reference is missing or blank"
+        )
     return value
 
 
@@ -163,16 +166,16 @@ def _parse_prediction(data: dict[str, Any], where: str) -> StoredPrediction:
             raise TaskDataError(f"{where}: key {key!r} is missing")
     line_id, prediction, kind = data["id"], data["prediction"], data.get("kind")
     if isinstance(line_id, bool) or not isinstance(line_id, str | int):
-        raise TaskDataError(f"{where}: id is {_show(line_id)}: give a text or a whole number")
+        raise TaskDataError(f"{where}: id is {show_value(line_id)}: give a text or a whole number")
     if not isinstance(prediction, str):
-        raise TaskDataError(f"{where}: prediction is {_show(prediction)}: give a text")
+        raise TaskDataError(f"{where}: prediction is {show_value(prediction)}: give a text")
     references = _check_texts(data["references"], where, "references")
     return StoredPrediction(where, line_id, prediction, references, _check_kind(kind, where))
 
 
 def _check_kind(kind: Any, where: str) -> str | None:
     if kind is not None and not isinstance(kind, str):
-        raise TaskDataError(f"{where}: kind is {_show(kind)}: give a text, or leave it out")
+        raise TaskDataError(f"{where}: kind is {show_value(kind)}: give a text, or leave it out")
     return kind
 
 
@@ -181,7 +184,9 @@ def _parse_longbench(data: dict[str, Any], where: str) -> Row:
         _require(data, key, str, where)
     kind, depth = _check_kind(data.get("kind"), where), data.get("depth")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int | float)):
-        raise TaskDataError(f"{where}: depth is {_show(depth)}: give a number, or leave it out")
+        raise TaskDataError(
+            f"{where}: depth is {show_value(depth)}: give a number, or leave it out"
+        )
     answers = _check_texts(data.get("answers"), where, "answers")
     return Row(where, data["_id"], data["input"], data["context"], answers, kind, depth)
 
@@ -202,7 +207,7 @@ def _parse_hotpotqa(task_name: str, path: Path, text: str) -> Iterator[Row]:
             passages = [(str(title), "".join(sentences)) for title, sentences in data["context"]]
         except (KeyError, TypeError, ValueError):
             raise TaskDataError(
-                f"{where}: context is {_show(data.get('context'))}: give a list of "
+                f"{where}: context is {show_value(data.get('context'))}: give a list of "
                 "[title, [sentence, ...]]"
             ) from None
         context = "\n\n".join(
@@ -222,7 +227,7 @@ def _parse_key_value(task_name: str, data: dict[str, Any], where: str) -> Row:
         pairs = [(str(k), str(v)) for k, v in records]
     except (TypeError, ValueError):
         raise TaskDataError(
-            f"{where}: ordered_kv_records is {_show(records)}: give a list of [key, value]"
+            f"{where}: ordered_kv_records is {show_value(records)}: give a list of [key, value]"
         ) from None
     wanted = (data["key"], data["value"])
     if wanted not in pairs:
@@ -247,7 +252,7 @@ def _require(data: dict[str, Any], key: str, kind: type, where: str) -> None:
             f"the shape is {SHAPES}"
         )
     if not isinstance(data[key], kind):
-        raise TaskDataError(f"{where}: {key} is {_show(data[key])}: give a text")
+        raise TaskDataError(f"{where}: {key} is {show_value(data[key])}: give a text")
 
 
 def _read_text(path: Path) -> str:
@@ -261,8 +266,3 @@ def _read_text(path: Path) -> str:
         raise TaskDataError(f"{path}: not UTF-8 text ({exc.reason} at byte {exc.start})") from None
     except (OSError, EOFError, zlib.error) as exc:
         raise TaskDataError(f"{path}: cannot be read ({exc})") from None
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -17,6 +17,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+MAX_SHOWN_CHARS = 120
 
 
 @functools.cache
@@ -57,9 +58,13 @@ def describe_validation_error(exc: ValidationError, kind: type[BaseModel]) -> st
         return f"key {path!r} is missing"
     if first["type"] == "value_error":
         return (f"{path}: " if path else "") + str(first["ctx"]["error"])
-    value = first.get("input")
-    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
-    return f"{path or 'the value'} is {shown}: {first['msg']}"
+    return f"{path or 'the value'} is {show_value(first.get('input'))}: {first['msg']}"
+
+
+def show_value(value: Any) -> str:
+    """A value from outside as an error message shows it, its end left out where it is long."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
 
 
 def _known_keys(kind: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
