@@ -149,14 +149,19 @@ time.sleep(600)
 """
 
 
-def test_no_server_outlives_a_killed_evalgate(tmp_path: Path) -> None:
-    script = textwrap.dedent(LAUNCHER.format(here=str(HERE), tmp=str(tmp_path)))
+def launch_by_another_evalgate(folder: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """A process that has launched a server, and that server's supervisor."""
+    script = textwrap.dedent(LAUNCHER.format(here=str(HERE), tmp=str(folder)))
     evalgate = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert evalgate.stdout is not None
     with evalgate.stdout as output:
-        root = psutil.Process(int(output.readline()))
+        return evalgate, psutil.Process(int(output.readline()))
+
+
+def test_no_server_outlives_a_killed_evalgate(tmp_path: Path) -> None:
+    evalgate, root = launch_by_another_evalgate(tmp_path)
     tree = [root, *root.children(recursive=True)]
     assert len(tree) == 3
     evalgate.kill()
@@ -168,13 +173,7 @@ def test_no_server_outlives_a_killed_evalgate(tmp_path: Path) -> None:
 
 def test_what_outlives_evalgate_and_supervisor_is_known(tmp_path: Path) -> None:
     """Both killed in one blow: the server ends, a detached engine stays and is found."""
-    script = textwrap.dedent(LAUNCHER.format(here=str(HERE), tmp=str(tmp_path)))
-    evalgate = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert evalgate.stdout is not None
-    with evalgate.stdout as output:
-        supervisor = psutil.Process(int(output.readline()))
+    evalgate, supervisor = launch_by_another_evalgate(tmp_path)
     server, engine = supervisor.children(recursive=True)
     evalgate.kill()
     supervisor.kill()
