@@ -188,15 +188,20 @@ def run_decode(problem: Problem) -> np.ndarray:
 
 
 def expected_decode(problem: Problem) -> np.ndarray:
-    """The scheme in float64 over the same payloads; NaN where a request is padding."""
+    """The scheme in float64 over the same payloads; NaN where a request is padding.
+
+    Where queries and weights are kept as two digits, their rounding is too small to be seen.
+    """
     case = problem.case
+    one_digit = not case.plan.two_digits
+    rounding = reference.Rounding(q=one_digit, w=one_digit)
     q = problem.q.float().cpu().numpy().reshape(len(case.lens), case.q_len, case.heads, -1)
     out = np.full(q.shape, np.nan)
     for request, (k, k_scale, v, v_scale) in enumerate(problem.quantised):
         if len(k):
             with np.errstate(invalid="ignore"):  # NaN has no payload; its scale carries it
                 out[request] = reference.int8_attention_quantised(
-                    q[request], k, k_scale, v, v_scale, problem.sm_scale
+                    q[request], k, k_scale, v, v_scale, problem.sm_scale, rounding=rounding
                 )
     return out.reshape(-1, case.heads, case.head_dim)
 

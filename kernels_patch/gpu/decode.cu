@@ -2,8 +2,10 @@
 //
 // The scheme is that of kernels_patch/reference.py, decode route: INT8 q.k with INT32 sums, W =
 // p * sV quantised for each group of 32 neighbouring tokens, INT8 W.V, partitions merged by their
-// log-sum-exp. Quantising W does not see a constant factor (its scale takes it up), so p is kept as
-// exp(score - running max) and divided by the partition's sum once, at the partition's end.
+// log-sum-exp. Where half of the matrix instruction's rows would idle, q and W are two INT8 digits,
+// and only K and V are rounded to INT8. Quantising W does not see a constant factor (its scale takes
+// it up), so p is kept as exp(score - running max) and divided by the partition's sum once, at the
+// partition's end.
 //
 // Work: all tiles of 32 tokens of all (request, KV head) pairs lie on one line, b outermost, and
 // every CTA takes the same number of neighbours: every SM gets the same bytes whatever the batch.
@@ -42,6 +44,9 @@ constexpr int ROWS = Q_LEN * GROUP;
 static_assert(STAGES % TEAMS == 0);
 constexpr int WARPS = ROW_BLOCKS * TEAMS;
 constexpr int R = ROWS_A_WARP / 8;         // rows that one lane holds
+// The matrix instruction takes 16 rows. Where a warp has 8, the others hold what rounding left of
+// queries and weights, as a second INT8 digit: RESIDUAL steps to one of the first.
+constexpr float RESIDUAL = 254.0f;
 constexpr int PART_STRIDE = HEAD_DIM + 8;  // floats; 8 more keep the eight rows in different banks
 constexpr int MAGIC = 0x4B400000;          // 1.5 * 2^23: float(MAGIC + i) - 1.5 * 2^23 == i
 constexpr float MAGIC_F = 12582912.0f;
@@ -111,12 +116,12 @@ __device__ __forceinline__ uint2 load8(u32 a) {
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(a));
     return v;
 }
-__device__ __forceinline__ void mma(int (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+__device__ __forceinline__ void mma(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -286,9 +291,25 @@ __device__ void produce(const Arguments &a, const Ring &ring, int lane) {
     } while (walk.next(a));
 }
 
+// Eight neighbours of row r, in steps of its scale and at most 127 of them, into operand A; where
+// the warp has no second row, into that one's place what rounding leaves.
+__device__ __forceinline__ void quantise(const float (&x)[8], u32 (&a)[4], int r) {
+    float digit[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) digit[e] = x[e] + MAGIC_F;
+    a[r] = pack4(digit[0], digit[1], digit[2], digit[3]);
+    a[2 + r] = pack4(digit[4], digit[5], digit[6], digit[7]);
+    if (R == 1) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) digit[e] = fmaf(x[e] - (digit[e] - MAGIC_F), RESIDUAL, MAGIC_F);
+        a[1] = pack4(digit[0], digit[1], digit[2], digit[3]);
+        a[3] = pack4(digit[4], digit[5], digit[6], digit[7]);
+    }
+}
+
 // One warp's rows of one partition.
 struct Rows {
-    u32 q[HEAD_DIM / 64][2][2 * R];  // operand A: [64 dimensions][k step][a0 a2 of each row]
+    u32 q[HEAD_DIM / 64][2][4];      // operand A: [64 dimensions][k step][a0 .. a3]
     float q_scale[R];                // with sm_scale and log2(e) in it
     float max[R], sum[R];            // base-2 score; sum over this lane's tokens only
     float out[HEAD_DIM / 8][2 * R];
@@ -321,11 +342,10 @@ struct Rows {
                     const u32 words[4] = {raw[i][s].x, raw[i][s].y, raw[i][s].z, raw[i][s].w};
                     float x[8];
                     for (int e = 0; e < 4; ++e) {
-                        x[2 * e] = divide(from_16(words[e]), divisor, inverse) + MAGIC_F;
-                        x[2 * e + 1] = divide(from_16(words[e] >> 16), divisor, inverse) + MAGIC_F;
+                        x[2 * e] = divide(from_16(words[e]), divisor, inverse);
+                        x[2 * e + 1] = divide(from_16(words[e] >> 16), divisor, inverse);
                     }
-                    q[i][s][r] = pack4(x[0], x[1], x[2], x[3]);
-                    q[i][s][R + r] = pack4(x[4], x[5], x[6], x[7]);
+                    quantise(x, q[i][s], r);
                 }
             q_scale[r] = scale * a.score_scale;
             max[r] = MINUS_INFINITY;
@@ -341,16 +361,14 @@ struct Rows {
     __device__ void tile(u32 stage, int g, int t, bool masked, const int (&visible)[R]) {
         u32 k_at = stage + (g / 4 ? SECOND_UNIT : 0) + (g / 2 % 2 * 8 + g % 2) * 64 + t * 16;
         u32 unit_at = stage + (t / 2 ? SECOND_UNIT : 0);
-        int score[4][4] = {};
+        int score[4][4] = {};  // of rows g and g + 8, or of both digits of row g
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 64; ++i)
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 uint4 k = load16(k_at + i * 64 * UNIT_TOKENS + j * 128);
-                mma(score[j], q[i][0][0], R == 2 ? q[i][0][1] : 0, q[i][0][R],
-                    R == 2 ? q[i][0][2 * R - 1] : 0, k.x, k.y);
-                mma(score[j], q[i][1][0], R == 2 ? q[i][1][1] : 0, q[i][1][R],
-                    R == 2 ? q[i][1][2 * R - 1] : 0, k.z, k.w);
+                mma(score[j], q[i][0], k.x, k.y);
+                mma(score[j], q[i][1], k.z, k.w);
             }
         float k_scale[8], v_scale[8];
         for (int e = 0; e < 8; e += 4) {
@@ -362,12 +380,16 @@ struct Rows {
                 v_scale[e + i] = __uint_as_float(vw[i]);
             }
         }
-        u32 w[2 * R];
+        u32 w[4];  // operand A
         float w_scale[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) {
             float s[8], weight[8], peak = MINUS_INFINITY, amax = 0;
-            for (int e = 0; e < 8; ++e) s[e] = __int2float_rn(score[e / 2][2 * r + e % 2]) * k_scale[e];
+            for (int e = 0; e < 8; ++e) {
+                s[e] = __int2float_rn(score[e / 2][2 * r + e % 2]);
+                if (R == 1) s[e] = fmaf(__int2float_rn(score[e / 2][2 + e % 2]), 1 / RESIDUAL, s[e]);
+                s[e] *= k_scale[e];
+            }
             if (masked)
                 for (int e = 0; e < 8; ++e)
                     if (8 * t + e >= visible[r]) s[e] = MINUS_INFINITY;
@@ -400,19 +422,21 @@ struct Rows {
             amax = over_lanes(amax, max_or_nan);
             float inverse = amax > LEAST_AMAX ? __fdividef(127.0f, amax) : 0.0f;
             w_scale[r] = amax * (1.0f / 127.0f);
-            for (int e = 0; e < 8; ++e) weight[e] = fmaf(weight[e], inverse, MAGIC_F);
-            w[r] = pack4(weight[0], weight[1], weight[2], weight[3]);
-            w[R + r] = pack4(weight[4], weight[5], weight[6], weight[7]);
+            for (int e = 0; e < 8; ++e) weight[e] *= inverse;
+            quantise(weight, w, r);
         }
         u32 v_at = unit_at + V_OFFSET + g * 16 + t % 2 * 8;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; ++n) {
             uint2 v = load8(v_at + n * 128);
             int o[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-            mma(o, w[0], R == 2 ? w[1] : 0, w[R], R == 2 ? w[2 * R - 1] : 0, v.x, v.y);
+            mma(o, w, v.x, v.y);
 #pragma unroll
-            for (int c = 0; c < 2 * R; ++c)
+            for (int c = 0; c < 2 * R; ++c) {
+                if (R == 1)
+                    out[n][c] = fmaf(__int_as_float(o[2 + c]) - MAGIC_F, w_scale[0] * (1 / RESIDUAL), out[n][c]);
                 out[n][c] = fmaf(__int_as_float(o[c]) - MAGIC_F, w_scale[c / 2], out[n][c]);
+            }
         }
     }
 };

@@ -75,6 +75,12 @@ class DecodePlan:
         return -(-self.shape.rows // self.tuning.rows_a_warp)
 
     @property
+    def two_digits(self) -> bool:
+        """Are queries and weights kept as two INT8 digits? They are where a warp's 8 rows leave
+        half of the matrix instruction's 16 idle, and then only K and V are rounded to INT8."""
+        return self.tuning.rows_a_warp == 8
+
+    @property
     def threads(self) -> int:
         return 32 * (self.tuning.teams * self.row_blocks + 1)
 

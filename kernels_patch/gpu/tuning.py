@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DecodeTuning:
-    """``teams`` of warps share a CTA's tiles; a warp takes ``rows_a_warp`` (8 or 16) queries.
+    """``teams`` of warps share a CTA's tiles; a warp takes ``rows_a_warp`` (8 or 16) queries, and
+    with 8 keeps them and their weights as two INT8 digits (``shape.DecodePlan.two_digits``).
 
     A CTA takes at least ``least_tiles`` tiles of 32 tokens: few spread a short context over more
     SMs, but leave more partitions to merge.
@@ -68,7 +69,7 @@ DEFAULT = LaunchTable(
     decode=(
         (8, 256, DecodeTuning(teams=4)),
         (8, None, DecodeTuning(teams=6)),
-        (16, 256, DecodeTuning(teams=4, rows_a_warp=16)),
+        (16, 256, DecodeTuning(teams=3)),
         (16, None, DecodeTuning(teams=4)),
         (24, 64, DecodeTuning(teams=4)),
         (32, 256, DecodeTuning(teams=3, rows_a_warp=16)),

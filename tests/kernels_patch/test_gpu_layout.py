@@ -61,19 +61,21 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def test_the_lanes_of_decode_multiply_the_right_tokens_and_dimensions():
-    """decode.cu's addresses, tile by tile: q . k for 32 tokens, then w . v for all dimensions."""
+    """decode.cu's addresses, tile by tile: q . k for 32 tokens, then w . v for all dimensions.
+
+    With 8 rows a warp: the instruction's rows 8 to 15 hold the second digits of rows 0 to 7.
+    """
     rng = np.random.default_rng(0)
     head_dim, rows = 128, 8
     layout = UnitLayout(32, head_dim)
     k, v = rng.integers(-128, 128, (2, 32, head_dim))
-    q, w = rng.integers(-127, 128, (rows, head_dim)), rng.integers(0, 128, (rows, 32))
+    q, w = rng.integers(-127, 128, (2, rows, head_dim)), rng.integers(-127, 128, (2, rows, 32))
     page = np.zeros(layout.page_bytes, np.int64)
     page[layout.k_index], page[layout.v_index] = k, v
     unit = layout.unit_bytes
-    no_row = np.zeros(4, np.int64)
 
-    scores = np.zeros((rows, 32), np.int64)
-    weight_registers = np.zeros((32, 2, 4), np.int64)
+    scores = np.zeros((2, rows, 32), np.int64)
+    weight_registers = np.zeros((32, 4, 4), np.int64)
     for j in range(4):
         c = np.zeros((32, 4), np.int64)
         for i in range(head_dim // 64):
@@ -82,28 +84,31 @@ def test_the_lanes_of_decode_multiply_the_right_tokens_and_dimensions():
                 for lane in range(32):
                     g, t = divmod(lane, 4)
                     dims = i * 64 + t * 16 + step * 8 + np.arange(8)
-                    a[lane] = [q[g, dims[:4]], no_row, q[g, dims[4:]], no_row]
+                    a[lane] = [
+                        q[digit, g, half] for half in (dims[:4], dims[4:]) for digit in (0, 1)
+                    ]
                     at = g // 4 * unit + (g // 2 % 2 * 8 + g % 2) * 64 + t * 16
                     at += i * 1024 + j * 128 + step * 8
                     b[lane] = page[at : at + 8].reshape(2, 4)
                 c += _product(a, b)
         for lane in range(32):
             g, t = divmod(lane, 4)
-            token = 8 * t + 2 * j
-            scores[g, token : token + 2] = c[lane, :2]
-            weight_registers[lane, j // 2, 2 * (j % 2) : 2 * (j % 2) + 2] = w[g, token : token + 2]
+            tokens, bytes_ = slice(8 * t + 2 * j, 8 * t + 2 * j + 2), slice(2 * (j % 2), None)
+            for digit in (0, 1):
+                scores[digit, g, tokens] = c[lane, 2 * digit : 2 * digit + 2]
+                weight_registers[lane, 2 * (j // 2) + digit, bytes_][:2] = w[digit, g, tokens]
     assert np.array_equal(scores, q @ k.T)
 
-    out = np.zeros((rows, head_dim), np.int64)
+    out = np.zeros((2, rows, head_dim), np.int64)
     for n in range(head_dim // 8):
         a, b = np.zeros((32, 4, 4), np.int64), np.zeros((32, 2, 4), np.int64)
         for lane in range(32):
             g, t = divmod(lane, 4)
-            a[lane] = [weight_registers[lane, 0], no_row, weight_registers[lane, 1], no_row]
+            a[lane] = weight_registers[lane]
             at = t // 2 * unit + 16 * head_dim + g * 16 + t % 2 * 8 + n * 128
             b[lane] = page[at : at + 8].reshape(2, 4)
         c = _product(a, b)
         for lane in range(32):
             g, t = divmod(lane, 4)
-            out[g, 8 * n + 2 * t : 8 * n + 2 * t + 2] = c[lane, :2]
+            out[:, g, 8 * n + 2 * t : 8 * n + 2 * t + 2] = c[lane].reshape(2, 2)
     assert np.array_equal(out, w @ v)

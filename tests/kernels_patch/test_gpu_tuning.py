@@ -18,7 +18,7 @@ H200 = ("NVIDIA H200", "2.11.0+cu130", "3.6.0")
         (8, 256, DecodeTuning(4, 8)),
         (8, 128, DecodeTuning(6, 8)),
         (3, 64, DecodeTuning(6, 8)),
-        (9, 256, DecodeTuning(4, 16)),
+        (9, 256, DecodeTuning(3, 8)),
         (16, 64, DecodeTuning(4, 8)),
         (16, 128, DecodeTuning(4, 8)),
         (24, 64, DecodeTuning(4, 8)),
