@@ -38,7 +38,6 @@ NOWHERE = 1 << 30
 # Against the scheme itself only the output's own rounding is left, and a few weights that fall on
 # the other side of a half: float16 stores to 2^-11, bfloat16 to 2^-8.
 SCHEME_TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 4e-3}
-EXACT_TOLERANCE = 2e-2  # random data, all four roundings against none
 
 
 @dataclass(frozen=True)
