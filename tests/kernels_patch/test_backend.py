@@ -272,3 +272,18 @@ def test_a_stock_worker_reports_that_nothing_is_patched():
     assert report["kv_cache"]["dtype"] == "float32"
     assert report["kv_cache"]["bytes_per_token_per_layer"] == 3 * 128 * 4
     assert make_report({"layer": stock}, {"layer": torch.tensor([])})["kv_cache"] is None
+
+
+def test_a_worker_says_which_one_of_how_many_it_is():
+    """A reader that lacks a worker's report must see that it does."""
+    from kernels_patch.worker import WorkerExtension
+
+    context = SimpleNamespace(static_forward_context={})
+    worker = SimpleNamespace(
+        rank=1,
+        parallel_config=SimpleNamespace(world_size=2),
+        vllm_config=SimpleNamespace(compilation_config=context),
+    )
+    report = WorkerExtension.kernels_patch_report(worker)
+    assert (report["rank"], report["world_size"]) == (1, 2)
+    assert report["model_layers"] == 0
