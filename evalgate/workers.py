@@ -58,7 +58,7 @@ def _check_complete(reports: Sequence[Any], least: int) -> None:
             f"{len(reports)} of its {wanted} workers answered, and nothing shows what the others "
             f"did; {REMEDY}"
         )
-    if told and sorted(r.get(RANK, -1) for r in reports) != list(range(len(reports))):
+    if told and sorted(r.get(RANK, -1) for r in reports) != list(range(wanted)):
         ranks = [report.get(RANK) for report in reports]
         raise EvidenceError(f"its {wanted} workers answer as the ranks {ranks}; {REMEDY}")
 

@@ -89,6 +89,7 @@ def test_more_workers_than_the_arguments_ask_for_are_right_where_they_say_so():
 def test_a_worker_that_answers_for_another_is_no_proof():
     refuse([make_report(0, 2), make_report(0, 2)], "ranks [0, 0]", least=2)
     refuse([make_report(0, 2), make_report(1, 3)], "2 and 3 in all")
+    refuse([make_report(0, 1), make_report(1, 1)], "its 1 workers answer as the ranks [0, 1]")
 
 
 def test_an_answer_that_is_no_report_is_no_proof():
