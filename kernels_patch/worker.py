@@ -24,6 +24,7 @@ answers ``{"results": [REPORT, ...]}``, one REPORT for each worker:
 ``requests``         {route: requests planned, one for each step that a request took part in}
 ``per_layer``        {route: [launches of each layer]}
 ``layers_mismatch``  sentences, one for each layer and route whose launches differ from route_steps
+``rope_writes``      [cache writes of each layer that rotated queries and keys too]; on GPUs only
 ``kv_cache``         of the tensors that the layers hold: dtype, bytes_per_token_per_layer (all KV
                      heads of this worker), block_size, num_blocks, num_kv_heads, head_dim, layers;
                      where the layers differ, a value is a sorted list; null before the cache is

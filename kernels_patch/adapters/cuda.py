@@ -36,10 +36,35 @@ OVERRIDDEN = {
         "self",
         "common_attn_metadata",
     ),
+    f"{BACKEND}:AttentionImpl.fused_rope_kvcache_supported": ("self",),
+    f"{BACKEND}:AttentionImpl.do_rope_and_kv_cache_update": (
+        "self",
+        "layer",
+        "query",
+        "key",
+        "value",
+        "positions",
+        "cos_sin_cache",
+        "is_neox",
+        "kv_cache",
+        "layer_slot_mapping",
+    ),
 }
 USED = {
     **attention_v1.USED,
     "vllm.config.model:ModelConfig": ("enable_sleep_mode",),
+    "vllm.config.compilation:CompilationConfig": (
+        "mode",
+        "pass_config",
+        "use_inductor_graph_partition",
+        "compile_ranges_endpoints",
+    ),
+    "vllm.config.compilation:CompilationConfig.is_custom_op_enabled": ("op",),
+    "vllm.config.compilation:CompilationConfig.splitting_ops_contain_kv_cache_update": ("self",),
+    "vllm.config.compilation:PassConfig": (
+        "fuse_rope_kvcache",
+        "rope_kvcache_fusion_max_token_num",
+    ),
     f"{BACKEND}:CommonAttentionMetadata": (
         "query_start_loc_cpu",
         "seq_lens",

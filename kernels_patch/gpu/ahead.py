@@ -14,6 +14,7 @@ from kernels_patch.gpu.device import table_of
 from kernels_patch.gpu.layout import UnitLayout
 from kernels_patch.gpu.prefix import dequantise
 from kernels_patch.gpu.producer import int8_write
+from kernels_patch.gpu.rope import int8_rope_write
 from kernels_patch.gpu.shape import DecodeShape
 from kernels_patch.gpu.tuning import describe_unmeasured
 from kernels_patch.switches import say
@@ -28,11 +29,13 @@ def compile_kernels(
     head_dim: int,
     block_size: int,
     longest_q: int,
+    fuses_rope: bool,
 ) -> None:
     """The kernels of one shape on ``device``: write, unpacking, decode of 1 to longest_q queries.
 
-    dtype is bfloat16 or float16, ``group`` the query heads of a KV head. Says it where their launch
-    shapes were measured on something else than is here.
+    dtype is bfloat16 or float16, ``group`` the query heads of a KV head; with ``fuses_rope`` also
+    the write that rotates, in both styles, as none knows yet which the model has. Says it where
+    their launch shapes were measured on something else than is here.
     """
     name = torch.cuda.get_device_name(device)
     if note := describe_unmeasured(name, str(torch.__version__), triton.__version__):
@@ -45,6 +48,12 @@ def compile_kernels(
         x = torch.zeros(n_tokens, kv_heads, head_dim, dtype=dtype, device=device)
         skipped = torch.full((n_tokens,), -1, dtype=torch.int64, device=device)
         int8_write(x, x, pages, skipped)
+        if fuses_rope:
+            q = torch.zeros(n_tokens, kv_heads * group, head_dim, dtype=dtype, device=device)
+            angles, positions = q[:1, 0], torch.zeros_like(skipped)
+            ticks = torch.zeros(1, dtype=torch.int64, device=device)
+            for is_neox in (True, False):
+                int8_rope_write(q, x, x, positions, angles, is_neox, pages, skipped, ticks)
     zero = torch.zeros(1, dtype=torch.int32, device=device)
     x = torch.zeros(1, kv_heads, head_dim, dtype=dtype, device=device)
     for ticks in (None, torch.zeros(1, dtype=torch.int64, device=device)):

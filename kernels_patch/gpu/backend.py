@@ -38,9 +38,11 @@ from kernels_patch.faults import planted_fault
 from kernels_patch.gpu.ahead import compile_kernels
 from kernels_patch.gpu.counters import DeviceRouteCounters
 from kernels_patch.gpu.decode import DecodeWorkspace, int8_decode
+from kernels_patch.gpu.fusion import fuse_rope
 from kernels_patch.gpu.layout import UNIT_TOKENS, UnitLayout
 from kernels_patch.gpu.prefix import dequantise
 from kernels_patch.gpu.producer import int8_write
+from kernels_patch.gpu.rope import int8_rope_write
 from kernels_patch.gpu.shape import HEAD_DIMS, MAX_Q_LEN, MAX_ROWS, DecodeShape
 from kernels_patch.gpu.steps import PREFIX_UNPACKED, Run, plan_runs
 from kernels_patch.plan import DECODE, FIRST_CHUNK
@@ -167,6 +169,7 @@ class Int8KVCudaMetadataBuilder(AttentionMetadataBuilder[Int8KVCudaMetadata]):
                 head_dim=impl.head_size,
                 block_size=kv_cache_spec.block_size,
                 longest_q=impl.short_len,
+                fuses_rope=impl.fuses_rope,
             )
         COUNTERS.place(layer_names, device)
         self.counts_steps = COUNTERS.counts_steps(layer_names)
@@ -258,6 +261,7 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
         self.short_len = min(MAX_Q_LEN, MAX_ROWS // self.group)
         self.scratch_tokens = config.model_config.max_model_len
         self.dtype = config.model_config.dtype
+        self.fuses_rope = fuse_rope(config.compilation_config)
         DecodeShape(self.head_size, self.group, 1, UNIT_TOKENS)  # raises what it does not serve
         self.workspace = shared_workspace(
             config.scheduler_config.max_num_seqs,
@@ -276,6 +280,35 @@ class Int8KVCudaImpl(Int8KVAttention[Int8KVCudaMetadata]):
     ) -> None:
         """Write key and value [T, Hkv, D] at slot_mapping [T]; padding has slot -1."""
         int8_write(key, value, kv_cache, slot_mapping)
+
+    def fused_rope_kvcache_supported(self) -> bool:
+        """vLLM's pass may put a rotary embedding and the cache update behind it into one call."""
+        return True
+
+    def do_rope_and_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin_cache: torch.Tensor,
+        is_neox: bool,
+        kv_cache: torch.Tensor,
+        layer_slot_mapping: torch.Tensor,
+    ) -> None:
+        """Rotate query [T, Hq, D] and key in place, and write as ``do_kv_cache_update`` does."""
+        int8_rope_write(
+            query,
+            key,
+            value,
+            positions,
+            cos_sin_cache,
+            is_neox,
+            kv_cache,
+            layer_slot_mapping,
+            ticks=COUNTERS.rope_tick(layer.layer_name),
+        )
 
     def forward(
         self,

@@ -23,6 +23,7 @@ from kernels_patch.gpu.decode import DecodeWorkspace, build, int8_decode
 from kernels_patch.gpu.nvrtc import Build, compile_all
 from kernels_patch.gpu.prefix import dequantise
 from kernels_patch.gpu.producer import int8_write
+from kernels_patch.gpu.rope import int8_rope_write
 from kernels_patch.gpu.shape import DecodeShape
 
 L2_TIMES = 4
@@ -198,8 +199,21 @@ def measure_write(n_tokens: int, shape: tuple[int, int, int], offset: int, rival
     return row
 
 
+def lifecycle_points() -> list[DecodePoint]:
+    points = [(1, 4096), (1, 8192), (1, 32768), (2, 8192), (2, 16384), (10, 8192)]
+    return [DecodePoint(*MAIN, batch, length) for batch, length in points] + [
+        DecodePoint(*shape, 1, length) for shape in (WIDE, SMALL) for length in (8192, 32768)
+    ]
+
+
 def measure_lifecycle(point: DecodePoint) -> dict:
-    """Write of the new tokens, then attention: both kernels of each side in one graph."""
+    """RoPE and write of the new tokens, then attention: all kernels of a side in one graph.
+
+    ``int8_us`` has RoPE within our cache write, ``int8_apart_us`` vLLM's own before it, which is
+    what a model gets without vLLM's fusion; ``bf16_us`` is vLLM's own three. ``differ`` counts the
+    elements of queries, keys and pages in which the first two differ. Every call rotates the same
+    queries and keys again: their size stays, and the time does not depend on their values.
+    """
     inputs = DecodeInputs(point)
     workspace = point.workspace()
     last = (point.length - 1) // point.block_size
@@ -209,16 +223,43 @@ def measure_lifecycle(point: DecodePoint) -> dict:
         point.batch, point.kv_heads, point.head_dim, device="cuda", dtype=torch.bfloat16
     )
     value = torch.randn_like(key)
-    ours, theirs = [], []
+    positions = torch.full_like(slots, point.length - 1)
+    cos_sin = rotary_angles(point.length, point.head_dim)
+
+    def fused(q: torch.Tensor, k: torch.Tensor, cache: torch.Tensor) -> Call:
+        return lambda: int8_rope_write(q, k, value, positions, cos_sin, True, cache, slots)
+
+    def rope(q: torch.Tensor, k: torch.Tensor) -> Call:
+        return rivals.rotary_embedding(q, k, positions, cos_sin)
+
+    def write(k: torch.Tensor, cache: torch.Tensor) -> Call:
+        return lambda: int8_write(k, value, cache, slots)
+
+    q, _, _, cache, _ = inputs.sets[0]
+    one, other = ([x.clone() for x in (q, key, cache)] for _ in range(2))
+    fused(*one)()
+    rope(*other[:2])()
+    write(*other[1:])()
+    ours, apart, theirs = [], [], []
     attention = inputs.int8_calls(workspace), inputs.rival_calls(rivals.flash_attention)
-    for (_, k_cache, v_cache, cache, _), int8, flash in zip(inputs.sets, *attention, strict=True):
-        ours += [lambda c=cache: int8_write(key, value, c, slots), int8]
-        theirs += [rivals.bf16_write(key, value, k_cache, v_cache, slots), flash]
+    for (q, k_cache, v_cache, cache, _), int8, flash in zip(inputs.sets, *attention, strict=True):
+        ours += [fused(q, key, cache), int8]
+        apart += [rope(q, key), write(key, cache), int8]
+        theirs += [rope(q, key), rivals.bf16_write(key, value, k_cache, v_cache, slots), flash]
     return {
         "point": str(point),
         "int8_us": 2 * median_us(ours),
-        "bf16_us": 2 * median_us(theirs),
+        "int8_apart_us": 3 * median_us(apart),
+        "bf16_us": 3 * median_us(theirs),
+        "differ": sum(int((a != b).sum()) for a, b in zip(one, other, strict=True)),
     }
+
+
+def rotary_angles(n_positions: int, head_dim: int) -> torch.Tensor:
+    """Cosines and sines [n_positions, head_dim] bfloat16 of base 10,000, as vLLM keeps them."""
+    steps = torch.arange(0, head_dim, 2, device="cuda") / head_dim
+    angles = torch.arange(n_positions, device="cuda")[:, None] * 10000.0**-steps
+    return torch.cat([angles.cos(), angles.sin()], dim=1).bfloat16()
 
 
 def measure_prefix(n_queries: int, length: int) -> dict:
@@ -285,12 +326,16 @@ def main() -> int:
         name = f"{n_tokens} x {shape[1]}/{shape[2]} from slot {offset}"
         print(f"{name:28}{row['int8_us']:9.2f}{_us(row, 'bf16_us')}", flush=True)
     if vllm:
-        print(f"{'write and decode':28}{'INT8 us':>9}{'BF16 us':>9}")
+        print(f"{'rope, write and decode':28}{'INT8 us':>9}{'apart':>9}{'BF16 us':>9}{'differ':>8}")
         report["lifecycle"] = []
-        for batch, length in ((1, 8192), (1, 32768), (2, 8192), (2, 16384), (10, 8192)):
-            row = measure_lifecycle(DecodePoint(*MAIN, batch, length))
+        for point in lifecycle_points():
+            row = measure_lifecycle(point)
             report["lifecycle"].append(row)
-            print(f"{row['point']:28}{row['int8_us']:9.2f}{row['bf16_us']:9.2f}", flush=True)
+            print(
+                f"{row['point']:28}{row['int8_us']:9.2f}{row['int8_apart_us']:9.2f}"
+                f"{row['bf16_us']:9.2f}{row['differ']:8}",
+                flush=True,
+            )
         print(f"{'prefix, first form':28}{'INT8 us':>9}{'BF16 us':>9}{'unpack':>9}")
         report["prefix_first_form"] = []
         for n_queries, length in PREFIXES:

@@ -3,7 +3,7 @@
 Steps are counted on the host, where they are planned (kernels_patch/counters.py says why that makes
 evidence). The kernels of a captured graph raise the device's counters at every replay, and also in
 the warm-up before the capture, which no plan knows: counting begins anew with the first step after
-a capture.
+a capture. Cache writes that rotate too are counted beside the routes, as they serve any of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kernels_patch.counters import ROUTES, Planned, RouteCounters
 
 
 class DeviceRouteCounters(RouteCounters):
-    """The counters of one process with one device. ``tick`` is what a launch raises by one."""
+    """The counters of one process with one device. ``tick`` is what a launch raises by one, and
+    ``rope_tick`` what a write does that rotates: int64 [1] on the device, of one layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +34,8 @@ class DeviceRouteCounters(RouteCounters):
         old = self._device_launches
         if old is not None and len(old) == len(self.layer_names):
             return
-        launches = torch.zeros(len(self.layer_names), len(ROUTES), dtype=torch.int64, device=device)
+        shape = (len(self.layer_names), len(ROUTES) + 1)  # the last: writes that rotate
+        launches = torch.zeros(shape, dtype=torch.int64, device=device)
         if old is not None:
             launches[: len(old)] = old
         self._device_launches = launches
@@ -42,8 +44,10 @@ class DeviceRouteCounters(RouteCounters):
         }
 
     def tick(self, layer_name: str, route: str) -> torch.Tensor:
-        """int64 [1] on the device: launches of one layer and route."""
         return self._ticks[layer_name][ROUTES.index(route)]
+
+    def rope_tick(self, layer_name: str) -> torch.Tensor:
+        return self._ticks[layer_name][-1]
 
     def begin_anew(self) -> None:
         """Forget what was counted, steps and launches alike, before anything more is counted."""
@@ -56,9 +60,11 @@ class DeviceRouteCounters(RouteCounters):
     def as_dict(self) -> dict[str, object]:
         """The counters in plain Python types; waits for the device."""
         self._settle()
+        rope_writes: list[int] = []
         if self._device_launches is not None:
-            self.launches = self._device_launches.cpu().numpy()
-        return super().as_dict()
+            counts = self._device_launches.cpu().numpy()
+            self.launches, rope_writes = counts[:, :-1], counts[:, -1].tolist()
+        return {**super().as_dict(), "rope_writes": rope_writes}
 
     def _settle(self) -> None:
         if not self._begins_anew:

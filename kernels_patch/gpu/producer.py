@@ -2,7 +2,8 @@
 
 One Triton kernel for K and V; the bytes are those of kernels_patch/reference.py's ``quantise`` in
 the places of ``layout.UnitLayout``. Queries are not written: decode quantises the few it has in its
-registers, which costs nothing against a round trip through memory.
+registers, which costs nothing against a round trip through memory. ``rope`` has the same write
+behind the rotation of queries and keys.
 """
 
 from __future__ import annotations
@@ -32,8 +33,27 @@ def int8_write(
     shapes that the kernel does not serve.
     """
     n_tokens = slot_mapping.shape[0]
-    _, kv_heads, block_size, bytes_per_token = kv_cache.shape
-    head_dim = key.shape[-1]
+    layout = served_layout(kv_cache, key, value)
+    if n_tokens == 0:
+        return
+    tuning = tuning or table_of(key.device).producer_tuning(n_tokens)
+    kv_heads = kv_cache.shape[1]
+    _write[(triton.cdiv(n_tokens, tuning.tokens), kv_heads, 2 if tuning.split else 1)](
+        key, value, kv_cache, slot_mapping, n_tokens,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
+        kv_cache.stride(0), kv_cache.stride(1),
+        BLOCK_SIZE=layout.block_size, D=layout.head_dim, UNIT_BYTES=layout.unit_bytes,
+        TOKENS=tuning.tokens, SPLIT=tuning.split, num_warps=tuning.warps,
+    )  # fmt: skip
+
+
+def served_layout(kv_cache: torch.Tensor, *tensors: torch.Tensor) -> UnitLayout:
+    """The layout of kv_cache [blocks, Hkv, block_size, 2 D + 8] for ``tensors`` [T, H, D].
+
+    Raises ValueError for strides or shapes that the cache write does not serve.
+    """
+    _, _, block_size, bytes_per_token = kv_cache.shape
+    head_dim = tensors[0].shape[-1]
     layout = UnitLayout(block_size, head_dim)
     if bytes_per_token != layout.bytes_per_token:
         raise ValueError(
@@ -41,20 +61,11 @@ def int8_write(
         )
     if head_dim & (head_dim - 1):
         raise ValueError(f"head_dim is {head_dim}: the cache write serves powers of two")
-    if key.stride(2) != 1 or value.stride(2) != 1:
-        raise ValueError("the dimensions of key and value must be contiguous")
+    if any(x.stride(2) != 1 for x in tensors):
+        raise ValueError("the dimensions of query, key and value must be contiguous")
     if kv_cache.stride()[2:] != (bytes_per_token, 1):
         raise ValueError("kv_cache must have contiguous pages")
-    if n_tokens == 0:
-        return
-    tuning = tuning or table_of(key.device).producer_tuning(n_tokens)
-    _write[(triton.cdiv(n_tokens, tuning.tokens), kv_heads, 2 if tuning.split else 1)](
-        key, value, kv_cache, slot_mapping, n_tokens,
-        key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        kv_cache.stride(0), kv_cache.stride(1),
-        BLOCK_SIZE=block_size, D=head_dim, UNIT_BYTES=layout.unit_bytes, TOKENS=tuning.tokens,
-        SPLIT=tuning.split, num_warps=tuning.warps,
-    )  # fmt: skip
+    return layout
 
 
 @triton.jit(do_not_specialize=["n_tokens"])  # else each 1st, 16th and other length compiles anew
@@ -145,9 +156,15 @@ def _quantise(x):
     from the rounded reciprocal and two fused steps (Markstein): the division instruction's slow
     sequence took half of the kernel's time. Vectors so small that the reciprocal would overflow are
     lifted by a power of two first, which changes no quotient.
+
+    Absolute values are compared as integers, in which any NaN is larger than infinity: it makes the
+    scale NaN, as the reference's is, where the hardware's maximum of floats passes it over. The
+    payload then means nothing.
     """
     x = x.to(tl.float32)
-    scale = tl.math.div_rn(tl.max(tl.abs(x), axis=1), 127.0)
+    magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    amax = tl.max(magnitude, axis=1).to(tl.float32, bitcast=True)
+    scale = tl.math.div_rn(amax, 127.0)
     lift = tl.where(scale < 1e-20, 1.2089258196146292e24, 1.0)  # 2^80
     divisor = tl.where(scale == 0, 1.0, scale * lift)[:, None]
     inverse = tl.math.div_rn(1.0, divisor)

@@ -1,7 +1,7 @@
 """What the kernels are measured against: vLLM's own, when vLLM is installed.
 
-FlashAttention-3 over a BF16 cache, the Triton kernel of ``int8_per_token_head``, and the BF16 cache
-write. Nothing here is used by the patch itself.
+FlashAttention-3 over a BF16 cache, the Triton kernel of ``int8_per_token_head``, the BF16 cache
+write, and the rotary embedding. Nothing here is used by the patch itself.
 """
 
 from __future__ import annotations
@@ -153,4 +153,15 @@ def bf16_write(
     one = torch.ones(1, device=key.device)
     return lambda: _custom_ops.reshape_and_cache_flash(
         key, value, key_cache, value_cache, slot_mapping, "auto", one, one
+    )
+
+
+def rotary_embedding(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor
+) -> Call:
+    """vLLM's ``rotary_embedding``, in place: query and key [T, H, D], halves rotated together."""
+    from vllm import _custom_ops
+
+    return lambda: _custom_ops.rotary_embedding(
+        positions, query, key, query.shape[-1], cos_sin_cache, True
     )
