@@ -56,11 +56,11 @@ USED = {
     "vllm.config.compilation:CompilationConfig": (
         "mode",
         "pass_config",
+        "splitting_ops",
         "use_inductor_graph_partition",
         "compile_ranges_endpoints",
     ),
     "vllm.config.compilation:CompilationConfig.is_custom_op_enabled": ("op",),
-    "vllm.config.compilation:CompilationConfig.splitting_ops_contain_kv_cache_update": ("self",),
     "vllm.config.compilation:PassConfig": (
         "fuse_rope_kvcache",
         "rope_kvcache_fusion_max_token_num",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from vllm.config.compilation import CompilationConfig, CompilationMode
 
+CACHE_UPDATE = "vllm::unified_kv_cache_update"
+
 
 def fuse_rope(compilation: CompilationConfig) -> bool:
     """Switch the pass on, or leave all as it is; whether it is on.
@@ -16,13 +18,13 @@ def fuse_rope(compilation: CompilationConfig) -> bool:
     To be called before the model is compiled. The pass takes part only in graphs for at most
     ``rope_kvcache_fusion_max_token_num`` tokens: batches up to there get a graph of their own.
     """
-    in_graph = (
-        compilation.use_inductor_graph_partition
-        or not compilation.splitting_ops_contain_kv_cache_update()
+    apart = (
+        CACHE_UPDATE in (compilation.splitting_ops or ())
+        and not compilation.use_inductor_graph_partition
     )
     if (
         compilation.mode != CompilationMode.VLLM_COMPILE
-        or not in_graph
+        or apart
         or not compilation.is_custom_op_enabled("rotary_embedding")
     ):
         return False

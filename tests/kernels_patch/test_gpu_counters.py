@@ -74,5 +74,18 @@ def test_a_new_layer_begins_at_zero_and_the_others_go_on():
     assert counters.as_dict()["per_layer"]["decode"] == [1, 1, 0]
 
 
+def test_writes_that_rotate_are_counted_apart_from_the_routes_and_anew_with_them():
+    counters = placed()
+    counters.begin_anew()
+    counters.rope_tick("layers.1").add_(7)  # the warm-up of the capture
+    run_step(counters)
+    for name, writes in (("layers.0", 1), ("layers.1", 2)):
+        counters.rope_tick(name).add_(writes)
+    report = counters.as_dict()
+    assert report["rope_writes"] == [1, 2]
+    assert report["per_layer"]["decode"] == [1, 1]
+    assert report["layers_mismatch"] == []
+
+
 def test_before_any_layer_is_placed_the_report_is_empty():
     assert DeviceRouteCounters().as_dict()["layers"] == 0

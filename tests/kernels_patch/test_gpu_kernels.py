@@ -11,8 +11,9 @@ import torch
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0):
     pytest.skip("needs a CUDA device of compute capability 9.0", allow_module_level=True)
 
-from kernels_patch.gpu import check
+from kernels_patch.gpu import check, check_write
 from kernels_patch.gpu.decode import DecodeWorkspace, int8_decode
+from kernels_patch.gpu.rope import int8_rope_write
 from kernels_patch.gpu.shape import DecodeShape
 
 ONE_KERNEL = [case for case in check.decode_cases() if case.plan == check.Case("").plan]
@@ -25,9 +26,14 @@ def test_decode_gives_the_scheme_whatever_the_length_and_data(case):
     assert error <= check.SCHEME_TOLERANCE[case.dtype]
 
 
-@pytest.mark.parametrize("case", list(check.write_cases()), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", list(check_write.write_cases()), ids=lambda case: case.name)
 def test_the_cache_write_gives_the_reference_bytes_and_touches_no_other(case):
-    assert check.write_differences(case) == 0
+    assert check_write.write_differences(case) == 0
+
+
+@pytest.mark.parametrize("case", list(check_write.rope_cases()), ids=lambda case: case.name)
+def test_the_write_that_rotates_rounds_once_and_quantises_what_it_stored(case):
+    assert check_write.rope_differences(case) == 0
 
 
 @pytest.mark.parametrize("lens", [(1, 17, 700), (33, 0, 5)])
@@ -70,6 +76,29 @@ def test_the_launch_counter_ticks_under_graph_replay():
     torch.cuda.synchronize()
     assert ticks.item() == 1 + 5
     assert torch.equal(out, eager)
+
+
+def test_writes_that_rotate_tick_under_graph_replay_where_a_token_is_written():
+    q, k, v = torch.ones(2, 32, 256, device="cuda").bfloat16().split([24, 4, 4], dim=1)
+    positions = torch.zeros(2, dtype=torch.int64, device="cuda")
+    angles = torch.ones(1, 256, device="cuda").bfloat16()
+    pages = torch.zeros(1, 4, 64, 2 * 256 + 8, dtype=torch.int8, device="cuda")
+    slots = torch.tensor([3, 4], device="cuda")
+    ticks = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def call() -> None:
+        int8_rope_write(q, k, v, positions, angles, True, pages, slots, ticks)
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for _ in range(5):
+        graph.replay()
+    slots.fill_(-1)  # a batch that no scheduler planned
+    graph.replay()
+    torch.cuda.synchronize()
+    assert ticks.item() == 1 + 5
 
 
 def test_decode_on_two_streams_at_once_gives_the_same_bits():

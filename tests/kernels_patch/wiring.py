@@ -25,12 +25,14 @@ import_module("vllm.config")  # first, or the release's modules import each othe
 with suppress(ImportError):  # without its machine code, only its Python part is there from now on
     import_module("vllm.vllm_flash_attn.flash_attn_interface")
 
+from vllm.config.compilation import CompilationConfig, CompilationMode
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from kernels_patch import attention, switches
 from kernels_patch.gpu import backend
+from kernels_patch.gpu.fusion import fuse_rope
 from kernels_patch.worker import make_report
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 3, 64, 16
@@ -49,6 +51,16 @@ class FloatKernels:
         for row, slot in enumerate(slot_mapping.tolist()):
             if slot >= 0:
                 self.slots[slot] = (key[row], value[row])
+
+    def int8_rope_write(
+        self, query, key, value, positions, cos_sin_cache, is_neox, kv_cache, slot_mapping, ticks
+    ) -> None:  # fmt: skip
+        assert is_neox is True
+        turn = torch.where(cos_sin_cache[positions, 0] > 0, 1, -1)[:, None, None]
+        query *= turn
+        key *= turn
+        self.int8_write(key, value, kv_cache, slot_mapping)
+        ticks.add_(1)
 
     def gather(self, pages: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         slots = [int(pages[i // PAGE]) * PAGE + i % PAGE for i in range(length)]
@@ -100,11 +112,14 @@ class Engine:
 
     def __init__(self) -> None:
         kernels = FloatKernels()
-        for name in ("int8_write", "int8_decode", "dequantise", "flash_attn_varlen_func"):
+        for name in (
+            "int8_write", "int8_rope_write", "int8_decode", "dequantise", "flash_attn_varlen_func",
+        ):  # fmt: skip
             setattr(backend, name, getattr(kernels, name))
         self.made = []  # workspaces
         backend.DecodeWorkspace = lambda *sizes: self.made.append(sizes) or object()
-        backend.compile_kernels = lambda **shape: None
+        self.compiled: list[dict[str, Any]] = []
+        backend.compile_kernels = lambda **shape: self.compiled.append(shape)
         torch.accelerator.empty_cache = lambda: None
         init_workspace_manager(torch.device("cpu"))
         self.config = SimpleNamespace(
@@ -119,7 +134,7 @@ class Engine:
                 use_ubatching=False,
             ),
             scheduler_config=SimpleNamespace(max_num_seqs=8),
-            compilation_config=SimpleNamespace(static_forward_context={}),
+            compilation_config=compilation(),
         )
         attention.get_current_vllm_config = lambda: self.config
         self.impl, other = (
@@ -173,8 +188,12 @@ class Engine:
             slot_mapping=torch.tensor(slots),
         )
 
-    def step(self, requests: list[int], lens: list[int], padding: int = 0) -> list[str]:
-        """Write and attend; compare every row with float attention; the routes that were taken."""
+    def step(
+        self, requests: list[int], lens: list[int], padding: int = 0, fused: bool = False
+    ) -> list[str]:
+        """Write and attend; compare every row with float attention; the routes that were taken.
+
+        ``fused``: queries and keys come with their signs turned, and the write turns them back."""
         common = self.describe(requests, lens, padding)
         spans = [slice(self.done[r], self.done[r] + n) for r, n in zip(requests, lens, strict=True)]
         q, k, v = (
@@ -182,7 +201,15 @@ class Engine:
             for x in (self.q, self.k, self.v)
         )
         metadata = self.builder.build(0, common)
-        self.impl.do_kv_cache_update(LAYER, k, v, self.cache, common.slot_mapping)
+        if fused:
+            assert self.impl.fused_rope_kvcache_supported()
+            angles, positions = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.ones(len(q)).long()
+            self.impl.do_rope_and_kv_cache_update(
+                LAYER, q.neg_(), k.neg_(), v, positions, angles, True, self.cache,
+                common.slot_mapping,
+            )  # fmt: skip
+        else:
+            self.impl.do_kv_cache_update(LAYER, k, v, self.cache, common.slot_mapping)
         padded = torch.cat([q, torch.full((3, HEADS, DIM), torch.nan).bfloat16()])
         out = torch.full_like(padded, torch.nan)
         self.impl.forward(LAYER, padded, k, v, self.cache, metadata, out)
@@ -213,7 +240,7 @@ def main() -> None:
     assert engine.step([3, 0, 1], [1, 3, 100]) == ["decode", "prefix", "first_chunk"]
     assert engine.step([0, 1, 3, 2], [1, 1, 1, 30]) == ["decode", "first_chunk"]
     assert engine.step([0, 1, 2, 3], [5, 5, 20, 20]) == ["prefix", "prefix_unpacked"]
-    assert engine.step([0, 1, 2, 3], [1, 1, 1, 1], padding=2) == ["decode"]
+    assert engine.step([0, 1, 2, 3], [1, 1, 1, 1], padding=2, fused=True) == ["decode"]
 
     report = make_report({LAYER.layer_name: engine.impl}, {LAYER.layer_name: engine.cache})
     assert report["active"] is True
@@ -221,11 +248,14 @@ def main() -> None:
     assert report["fault"] is None
     assert report["steps"] == 5
     assert report["layers_mismatch"] == []
+    assert report["rope_writes"] == [1]
     served = {route: count for route, count in report["routes"].items() if count}
     assert served == {"first_chunk": 3, "prefix": 2, "prefix_unpacked": 1, "decode": 4}
     assert report["kv_cache"]["bytes_per_token_per_layer"] == KV_HEADS * (2 * DIM + 8)
 
     assert len(engine.made) == 1
+    assert [shape["fuses_rope"] for shape in engine.compiled] == [True]
+    rope_is_fused_where_the_cache_update_is_in_the_graph()
 
     # The cache's second group of layers runs the same steps: they are planned, not counted again.
     second = "layers.1"
@@ -264,6 +294,45 @@ def main() -> None:
         backend.Int8KVCudaImpl(HEADS, DIM, DIM**-0.5, KV_HEADS)
     assert reasons[0].startswith("sleep mode is on"), reasons
     print("wired")
+
+
+def compilation(**changes: Any) -> CompilationConfig:
+    """As a server's configuration leaves it where the fusion can work, but for ``changes``."""
+    config = CompilationConfig(
+        mode=CompilationMode.VLLM_COMPILE,
+        custom_ops=["none", "+rotary_embedding"],
+        splitting_ops=[],
+        compile_ranges_endpoints=[4096],
+    )
+    config.pass_config.fuse_rope_kvcache = False
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config
+
+
+def rope_is_fused_where_the_cache_update_is_in_the_graph() -> None:
+    apart = ["vllm::unified_attention_with_output", "vllm::unified_kv_cache_update"]
+    for changes, endpoints in (
+        ({}, [256, 4096]),
+        ({"splitting_ops": apart, "use_inductor_graph_partition": True}, [256, 4096]),
+        ({"custom_ops": ["all"], "compile_ranges_endpoints": [256, 512]}, [256, 512]),
+        ({"compile_ranges_endpoints": [128]}, [128]),
+    ):
+        config = compilation(**changes)
+        assert fuse_rope(config), changes
+        assert fuse_rope(config), changes  # each layer asks again
+        assert config.pass_config.fuse_rope_kvcache is True
+        assert config.compile_ranges_endpoints == endpoints
+    for changes in (
+        {"splitting_ops": apart},
+        {"custom_ops": ["none"]},
+        {"custom_ops": ["all", "-rotary_embedding"]},
+        {"mode": CompilationMode.NONE},
+    ):
+        config = compilation(**changes)
+        assert not fuse_rope(config), changes
+        assert config.pass_config.fuse_rope_kvcache is False
+        assert config.compile_ranges_endpoints == [4096]
 
 
 @contextmanager
