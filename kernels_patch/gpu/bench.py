@@ -10,6 +10,7 @@ same run says what the bytes alone would take.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -211,8 +212,8 @@ def measure_lifecycle(point: DecodePoint) -> dict:
 
     ``int8_us`` has RoPE within our cache write, ``int8_apart_us`` vLLM's own before it, which is
     what a model gets without vLLM's fusion; ``bf16_us`` is vLLM's own three. ``differ`` counts the
-    elements of queries, keys and pages in which the first two differ. Every call rotates the same
-    queries and keys again: their size stays, and the time does not depend on their values.
+    elements of queries, keys and pages in which the first two differ, by the angles of a model. As
+    every call rotates the same queries and keys again, quarter turns are timed: they are exact.
     """
     inputs = DecodeInputs(point)
     workspace = point.workspace()
@@ -224,12 +225,17 @@ def measure_lifecycle(point: DecodePoint) -> dict:
     )
     value = torch.randn_like(key)
     positions = torch.full_like(slots, point.length - 1)
-    cos_sin = rotary_angles(point.length, point.head_dim)
+    angles = torch.arange(point.length, device="cuda")[:, None] * 10000.0 ** -(
+        torch.arange(0, point.head_dim, 2, device="cuda") / point.head_dim
+    )
+    model = torch.cat([angles.cos(), angles.sin()], dim=1).bfloat16()
+    turns = torch.randint(4, angles.shape, device="cuda") * (math.pi / 2)
+    exact = torch.cat([turns.cos(), turns.sin()], dim=1).round().bfloat16()
 
-    def fused(q: torch.Tensor, k: torch.Tensor, cache: torch.Tensor) -> Call:
+    def fused(q: torch.Tensor, k: torch.Tensor, cache: torch.Tensor, cos_sin: torch.Tensor) -> Call:
         return lambda: int8_rope_write(q, k, value, positions, cos_sin, True, cache, slots)
 
-    def rope(q: torch.Tensor, k: torch.Tensor) -> Call:
+    def rope(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> Call:
         return rivals.rotary_embedding(q, k, positions, cos_sin)
 
     def write(k: torch.Tensor, cache: torch.Tensor) -> Call:
@@ -237,15 +243,16 @@ def measure_lifecycle(point: DecodePoint) -> dict:
 
     q, _, _, cache, _ = inputs.sets[0]
     one, other = ([x.clone() for x in (q, key, cache)] for _ in range(2))
-    fused(*one)()
-    rope(*other[:2])()
+    fused(*one, model)()
+    rope(*other[:2], model)()
     write(*other[1:])()
     ours, apart, theirs = [], [], []
     attention = inputs.int8_calls(workspace), inputs.rival_calls(rivals.flash_attention)
     for (q, k_cache, v_cache, cache, _), int8, flash in zip(inputs.sets, *attention, strict=True):
-        ours += [fused(q, key, cache), int8]
-        apart += [rope(q, key), write(key, cache), int8]
-        theirs += [rope(q, key), rivals.bf16_write(key, value, k_cache, v_cache, slots), flash]
+        turned = rope(q, key, exact)
+        ours += [fused(q, key, cache, exact), int8]
+        apart += [turned, write(key, cache), int8]
+        theirs += [turned, rivals.bf16_write(key, value, k_cache, v_cache, slots), flash]
     return {
         "point": str(point),
         "int8_us": 2 * median_us(ours),
@@ -253,13 +260,6 @@ def measure_lifecycle(point: DecodePoint) -> dict:
         "bf16_us": 3 * median_us(theirs),
         "differ": sum(int((a != b).sum()) for a, b in zip(one, other, strict=True)),
     }
-
-
-def rotary_angles(n_positions: int, head_dim: int) -> torch.Tensor:
-    """Cosines and sines [n_positions, head_dim] bfloat16 of base 10,000, as vLLM keeps them."""
-    steps = torch.arange(0, head_dim, 2, device="cuda") / head_dim
-    angles = torch.arange(n_positions, device="cuda")[:, None] * 10000.0**-steps
-    return torch.cat([angles.cos(), angles.sin()], dim=1).bfloat16()
 
 
 def measure_prefix(n_queries: int, length: int) -> dict:

@@ -64,6 +64,12 @@ def test_rows_pages_and_counts_are_right_under_the_release_s_own_classes(series)
     assert done.stdout.endswith("wired\n")
 
 
+def test_the_release_s_own_pass_puts_the_rotary_embedding_into_our_cache_write(series):
+    done = run_under(series, str(Path(__file__).with_name("fusing.py")))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.endswith("fused\n")
+
+
 @pytest.mark.parametrize(
     ("chosen", "last"),
     [("TRITON_ATTN", "asks"), ("TRITON_MLA", "looks"), ("FLASH_ATTN_DIFFKV", "looks")],
