@@ -50,7 +50,8 @@ def compile_kernels(
         int8_write(x, x, pages, skipped)
         if fuses_rope:
             q = torch.zeros(n_tokens, kv_heads * group, head_dim, dtype=dtype, device=device)
-            angles, positions = q[:1, 0], torch.zeros_like(skipped)
+            angles = torch.zeros(1, head_dim, dtype=dtype, device=device)
+            positions = torch.zeros_like(skipped)
             ticks = torch.zeros(1, dtype=torch.int64, device=device)
             for is_neox in (True, False):
                 int8_rope_write(q, x, x, positions, angles, is_neox, pages, skipped, ticks)
