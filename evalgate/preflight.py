@@ -77,6 +77,8 @@ def list_quick_checks(spec: Spec, folder: Path) -> list[tuple[str, Check]]:
             ("memory", lambda: check_room(spec, read_memory())),
             ("port", check_loopback),
         ]
+    if spec.fidelity is not None:
+        checks.append(("fidelity", lambda: check_texts(spec)))
     for name, arm in spec.arms.items():
         if arm.attached:
             checks.append((f"key of {name}", lambda arm=arm: check_key(arm)))
@@ -250,6 +252,19 @@ def check_asked(spec: Spec) -> Finding:
         "ok",
         f"{longest} prompt and {spec.load.output_tokens} output tokens fit the context ({shown})",
     )
+
+
+def check_texts(spec: Spec) -> Finding:
+    """Has the load as many prompts as [fidelity] asks for texts? Each gives one, its answer."""
+    assert spec.fidelity is not None, "asked for where there is a [fidelity]"
+    prompts = sum(bucket.prompts for bucket in spec.load.buckets)
+    if "samples" in spec.fidelity.model_fields_set and spec.fidelity.samples > prompts:
+        return Finding(
+            "warning",
+            f"fidelity.samples is {spec.fidelity.samples}, and the load has {prompts} prompts, "
+            f"which give one text each: {prompts} are measured; raise prompts in [[load.buckets]]",
+        )
+    return Finding("ok", f"{min(spec.fidelity.samples, prompts)} texts")
 
 
 def check_lengths(spec: Spec, max_model_len: int | None) -> None:

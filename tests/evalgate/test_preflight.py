@@ -27,6 +27,7 @@ from evalgate.preflight import (
     check_paths,
     check_rivals,
     check_room,
+    check_texts,
     find_model_folder,
     find_obstacles,
     parse_context,
@@ -93,6 +94,16 @@ def test_task_data_that_cannot_be_read_is_refused(model: Path) -> None:
     spec = make_spec(model, tasks={"hotpotqa": {"data": "/no/such.jsonl", "max_tokens": 8}})
     with pytest.raises(TaskDataError, match=r"/no/such\.jsonl"):
         check_asked(spec)
+
+
+def test_texts_that_the_load_cannot_give_are_named_before_the_run(model):
+    asked = make_spec(model, fidelity={"samples": 2, "tokens": 16})
+    found = check_texts(asked)
+    assert found.status == "warning"
+    assert "fidelity.samples is 2, and the load has 1 prompts" in found.message
+    assert any(note.startswith("fidelity: ") for note in find_obstacles(asked, model / "run"))
+    assert check_texts(make_spec(model, fidelity={"samples": 1})).status == "ok"
+    assert check_texts(make_spec(model, fidelity={})).message == "1 texts"  # nobody asked for 8
 
 
 @pytest.mark.parametrize(
