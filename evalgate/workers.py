@@ -20,7 +20,7 @@ RANK, WORLD_SIZE = "rank", "world_size"  # which worker of how many; a patch may
 NAMES, MODEL_LAYERS, PAGES = "layer_names", "model_layers", "kv_cache"
 # How stages become one report; any other key must be the same in all of them.
 ADDED = ("layers", MODEL_LAYERS)
-CHAINED = (NAMES, "layers_mismatch")
+CHAINED = (NAMES, "layers_mismatch", "rope_writes")
 REMEDY = "see the server's log, and run again when every worker does its part"
 
 

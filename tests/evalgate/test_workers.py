@@ -32,6 +32,7 @@ def make_report(
         "tokens": {"prefix": 900, "decode": 20},
         "per_layer": {route: [steps] * len(layers) for route, steps in STEPS.items()},
         "layers_mismatch": [],
+        "rope_writes": [7] * len(layers),
         "kv_cache": {"layers": len(layers), "dtype": "int8", "num_blocks": 100},
         **changes,
     }
@@ -64,6 +65,7 @@ def test_pipeline_stages_bring_their_layers_together_and_keep_their_steps():
     assert merged["route_steps"] == STEPS
     assert merged["tokens"] == {"prefix": 900, "decode": 20}
     assert merged["per_layer"]["decode"] == [20, 20, 20]
+    assert merged["rope_writes"] == [7, 7, 7]
     assert merged["kv_cache"] == {"layers": 3, "dtype": "int8", "num_blocks": 100}
 
 
