@@ -30,7 +30,7 @@ from evalgate.load import (
 )
 from evalgate.records import BASELINE, RequestRecord, Run
 from evalgate.spec import PATCHES, Spec, parse_batched_tokens
-from evalgate.stopping import Stopping
+from evalgate.stopping import Stopping, TimeLimit
 from evalgate.store import RunWriter
 from evalgate.tasks import Item, build_items
 from evalgate.telemetry import MachineSampler, summarise_machine
@@ -60,7 +60,8 @@ class Plan:
 class RunState:
     """A run in progress. ``done`` and ``excluded`` are the blocks that count and that do not.
 
-    ``stopping`` says when a run ends that has no fixed number of blocks.
+    ``stopping`` says when a run ends that has no fixed number of blocks, ``limit`` how long this
+    attempt at any other may take; ``block_s``: seconds of the finished blocks.
     """
 
     spec: Spec
@@ -77,6 +78,8 @@ class RunState:
     replayed: set[str] = field(default_factory=set)
     machine: list[dict[str, Any]] = field(default_factory=list)
     stopping: Stopping | None = None
+    limit: TimeLimit | None = None
+    block_s: list[float] = field(default_factory=list)
 
     def save(self, **changes: Any) -> None:
         """Write run.json as it stands now."""
@@ -86,7 +89,11 @@ class RunState:
             "calibration": self.calibration,
             "notes": self.notes,
             "machine": summarise_machine(self.machine),
-            **({"sequential": self.stopping.to_json()} if self.stopping else {}),
+            **(
+                {"sequential": self.stopping.to_json()}
+                if self.stopping
+                else {"block_s": [round(seconds, 3) for seconds in self.block_s]}
+            ),
             **(changes.pop("extra", None) or {}),
         }
         arms = {name: live.build_record() for name, live in self.arms.items()}

@@ -77,7 +77,7 @@ calibration_option = click.option(
     "--max-minutes",
     metavar="M",
     type=click.FloatRange(min=0, min_open=True),
-    help="With --until-decided: start no launch that would end later.",
+    help="Start no launch that would end later; what is left is for --resume.",
 )
 @calibration_option
 @policy_option
@@ -104,8 +104,8 @@ def run(
         raise click.UsageError(
             "--resume continues a run as it was begun: drop --out, --calibrate, --until-decided"
         )
-    if until_decided != (max_minutes is not None):
-        raise click.UsageError("--until-decided and --max-minutes go together: give both")
+    if until_decided and max_minutes is None:
+        raise click.UsageError("--until-decided needs an end: give --max-minutes too")
     if until_decided and calibrate:
         raise click.UsageError(
             "--calibrate shows the noise of a fixed number of launches: drop --until-decided"
@@ -117,6 +117,7 @@ def run(
         calibrate=calibrate,
         calibration=calibration,
         policy=policy,
+        until_decided=until_decided,
         max_minutes=max_minutes,
         kind=kind,
     )

@@ -22,6 +22,7 @@ from evalgate.progress import RunProgress
 from evalgate.records import BASELINE, CANDIDATE, StoredRun
 from evalgate.run import UntilDecided, execute, resume
 from evalgate.spec import Spec, parse_spec
+from evalgate.stopping import TimeLimit
 from evalgate.store import load_run
 from evalgate.verdicts import (
     REPORT_FILES,
@@ -49,13 +50,16 @@ def measure(
     calibrate: bool,
     calibration: str | None,
     policy: str | None,
+    until_decided: bool,
     max_minutes: float | None,
     kind: str,
 ) -> Answer:
     """`evalgate run`: measure, judge, write the reports beside the records.
 
-    With ``max_minutes`` blocks are added until every rule is decided, or the minutes are spent.
+    No block is begun that would end after ``max_minutes``. With ``until_decided`` blocks are added
+    until every rule is decided, or those minutes are spent.
     """
+    limit = None if max_minutes is None or until_decided else TimeLimit(max_minutes)
     if resume_dir is not None and spec is None and policy is not None:
         raise UsageError(
             f"--resume goes on with the policy that the run began with: drop --policy, and judge "
@@ -70,20 +74,26 @@ def measure(
     if resume_dir is not None:
         given = load_spec(spec, policy)[0] if spec is not None else None
         with RunProgress() as progress:
-            folder = resume(Path(resume_dir), progress, given, open_rules)
+            folder = resume(Path(resume_dir), progress, given, open_rules, limit)
     else:
         resolved, notes = load_spec(spec, policy)
         if noise is not None:
             check_calibration(noise, resolved.model.name)
         folder = Path(out) if out else default_out_dir(resolved.name)
         until = None
-        if max_minutes is not None:
+        if until_decided and max_minutes is not None:
             until = UntilDecided(max_minutes, find_min_blocks(resolved), open_rules)
         with RunProgress() as progress:
             for warning in foresee(resolved, calibrate=calibrate, adds_launches=until is not None):
                 progress.say(f"warning: {warning}")
             folder = execute(
-                resolved, folder, progress, calibrate=calibrate, notes=notes, until=until
+                resolved,
+                folder,
+                progress,
+                calibrate=calibrate,
+                notes=notes,
+                until=until,
+                limit=limit,
             )
     return judge_measured(load_run(folder), folder, noise, kind)
 

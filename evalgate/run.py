@@ -32,7 +32,7 @@ from evalgate.spec import (
     render_spec,
     restore_secrets,
 )
-from evalgate.stopping import MIN_LAUNCHES, Stopping
+from evalgate.stopping import MIN_LAUNCHES, Stopping, TimeLimit, estimate_block_s
 from evalgate.store import RunWriter, load_run
 from evalgate.telemetry import MachineSampler
 
@@ -58,11 +58,13 @@ def execute(
     calibrate: bool = False,
     notes: Sequence[str] = (),
     until: UntilDecided | None = None,
+    limit: TimeLimit | None = None,
 ) -> Path:
     """Measure what ``spec`` asks for into ``out_dir`` (a new folder) and return it.
 
-    With ``until`` the spec's number of blocks is the least. Raises EvalgateError; what was measured
-    until then is on disk, with status ``failed``.
+    With ``until`` the spec's number of blocks is the least; with ``limit`` no block is begun that
+    would end later, but for the first, whose length is unknown. Raises EvalgateError; what was
+    measured until then is on disk, with status ``failed``.
     """
     if calibrate:
         spec = build_calibration_spec(spec)
@@ -84,9 +86,10 @@ def execute(
     note_start(run.run_id, run.spec_sha256)  # first, so that no kill comes in between
     writer = RunWriter.create(out_dir, run)
     state = _build_state(spec, model_path, writer, run, progress, notes, calibrate)
+    state.limit = limit
     if until is not None:
         # Tasks and replay are evidence that no launch adds to: they are complete at each look.
-        heavy = spec.schedule.task_blocks if spec.tasks else int(spec.fidelity is not None)
+        heavy = _count_heavy_blocks(spec)
         state.stopping = Stopping(
             max_minutes=until.max_minutes,
             first_look=max(spec.schedule.blocks, until.first_look, heavy, MIN_LAUNCHES),
@@ -102,13 +105,15 @@ def resume(
     progress: Progress,
     spec: Spec | None = None,
     open_rules: Callable[[Path], Sequence[str]] | None = None,
+    limit: TimeLimit | None = None,
 ) -> Path:
     """Continue a run that did not come to its end; an unfinished block is repeated under a new
     number and stays on disk, excluded. ``open_rules`` as in ``UntilDecided``: needed for a run that
-    began with it, without a use for any other.
+    began with it, without a use for any other. ``limit`` as in ``execute``.
 
-    Raises UsageError when the run is complete, when ``spec`` is not the one it began with, when
-    none is given and this user did not begin the run here, or when the build is another one now.
+    Raises UsageError when the run is complete, when it has minutes of its own, when ``spec`` is not
+    the one it began with, when none is given and this user did not begin the run here, or when the
+    build is another one now.
     """
     stored = load_run(out_dir)
     own = build_spec(stored.run.spec, f"{out_dir}: run.json: spec")
@@ -124,6 +129,11 @@ def resume(
         )
     if stored.run.status == "complete":
         raise UsageError(f"{out_dir} is complete: there is nothing to resume")
+    if limit is not None and "sequential" in extra:
+        raise UsageError(
+            f"{out_dir} was begun with --until-decided and goes on with the minutes that it has "
+            "left: drop --max-minutes"
+        )
     if compute_spec_sha256(stored.run.spec) != stored.run.spec_sha256:
         raise UsageError(f"{out_dir}: the spec in run.json is not the one it began with: run anew")
     if spec is None and not was_started_here(stored.run.run_id, stored.run.spec_sha256):
@@ -141,6 +151,7 @@ def resume(
     notes = list(dict.fromkeys([*notes, *warnings]))
     state = _build_state(own, model_path, writer, run, progress, notes, calibration)
     state.done = list(extra.get("completed_blocks", []))
+    state.block_s, state.limit = list(extra.get("block_s", [])), limit
     seen = {r.block for r in stored.requests} | {s.block for s in stored.samples}
     for name, live in state.arms.items():
         if (arm := stored.run.arms.get(name)) is not None:
@@ -229,11 +240,13 @@ def _run_blocks(state: RunState) -> None:
         state.save()
         block = max([*state.done, *state.excluded], default=-1) + 1
         while _wants_block(state):
+            _check_time(state)
             started = time.monotonic()
             _run_block(state, block, sampler)
             state.done.append(block)
+            state.block_s.append(time.monotonic() - started)
             if state.stopping is not None:
-                state.stopping.end_block(time.monotonic() - started)
+                state.stopping.end_block(state.block_s[-1])
             state.save()
             block += 1
         state.save(status="complete", finished_at=utc_now())
@@ -256,6 +269,25 @@ def _wants_block(state: RunState) -> bool:
     if state.stopping is None:
         return len(state.done) < state.spec.schedule.blocks
     return state.stopping.wants_block(len(state.done), state.save, state.progress.say)
+
+
+def _check_time(state: RunState) -> None:
+    """Raise InterruptedRunError when another block would end after the time limit."""
+    if state.limit is None or not state.block_s:
+        return
+    needed = estimate_block_s(state.block_s, _count_heavy_blocks(state.spec))
+    left = max(state.limit.left_s, 0.0)
+    if needed > left:
+        raise InterruptedRunError(
+            f"{len(state.done)} of {state.spec.schedule.blocks} launches of each arm are measured; "
+            f"another takes about {needed / 60:.1f} minutes, and {left / 60:.1f} are left: "
+            f"continue with evalgate run --resume {state.writer.path}"
+        )
+
+
+def _count_heavy_blocks(spec: Spec) -> int:
+    """The first so many blocks hold the tasks and the replay too."""
+    return spec.schedule.task_blocks if spec.tasks else int(spec.fidelity is not None)
 
 
 def _save_failure(state: RunState, failure: str) -> None:

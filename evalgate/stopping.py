@@ -1,4 +1,5 @@
-"""When a run that adds launches until its rules are decided goes on, looks, and ends.
+"""When a run that adds launches until its rules are decided goes on, looks, and ends; and the
+minutes of one whose number of launches is fixed.
 
 Knows blocks, minutes and the share of the error rate that each look spends; the results themselves
 are looked at by a function that is handed in, so nothing is judged here. Whatever decides when a
@@ -20,14 +21,39 @@ MAX_BLOCKS = 50  # launches of each arm; what they leave open, more will hardly 
 MIN_LAUNCHES = 2  # below, nothing says how far launches vary
 
 
+def estimate_block_s(block_s: Sequence[float], heavy_blocks: int) -> float:
+    """Seconds of another block: the longest of the finished ones with the same work.
+
+    ``heavy_blocks``: the first so many hold the tasks and the replay too.
+    """
+    return max(block_s[heavy_blocks:] or block_s)
+
+
+@dataclass
+class TimeLimit:
+    """The minutes that one attempt at a run may take, from now on: where a machine is lent for so
+    long, a launch that would be cut off is better not begun."""
+
+    max_minutes: float
+    clock: Callable[[], float] = time.monotonic
+    _started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+
+    @property
+    def left_s(self) -> float:
+        return 60 * self.max_minutes - (self.clock() - self._started)
+
+
 @dataclass
 class Stopping:
     """The state of such a run; ``block_s`` are the seconds of the finished blocks.
 
-    ``first_look``: launches before the results are looked at. ``heavy_blocks``: the first so many
-    hold the tasks and the replay too, and say little of how long another takes. ``open_rules``
-    names the rules that more launches could decide; it is called when the look lies on disk.
-    ``used_before_s``: what an earlier attempt used of the minutes.
+    ``first_look``: launches before the results are looked at. ``heavy_blocks`` as in
+    ``estimate_block_s``. ``open_rules`` names the rules that more launches could decide; it is
+    called when the look lies on disk. ``used_before_s``: of the minutes, what an earlier attempt
+    used.
     """
 
     max_minutes: float
@@ -75,9 +101,8 @@ class Stopping:
     def left_s(self) -> float:
         return 60 * self.max_minutes - self.used_s
 
-    def estimate_block_s(self) -> float:
-        """Seconds of another block: the longest of those with the same work."""
-        return max(self.block_s[self.heavy_blocks :] or self.block_s)
+    def _estimate(self) -> float:
+        return estimate_block_s(self.block_s, self.heavy_blocks)
 
     def end_block(self, seconds: float) -> None:
         self.block_s.append(seconds)
@@ -86,7 +111,7 @@ class Stopping:
         """Whether another block is to be measured after ``done`` of them; looks when one is due."""
         if done == 0:
             return True
-        fit = max(0, int(self.left_s / self.estimate_block_s()))
+        fit = max(0, int(self.left_s / self._estimate()))
         if done < self.first_look and fit > 0:
             return True
         if not self.looks or self.looks[-1].blocks < done:
@@ -114,7 +139,7 @@ class Stopping:
         if self.ended == "decided":
             return f"{head}: nothing is left that more launches could decide"
         why = {
-            "minutes": f"; another takes about {self.estimate_block_s() / 60:.1f} minutes, "
+            "minutes": f"; another takes about {self._estimate() / 60:.1f} minutes, "
             f"{max(self.left_s, 0) / 60:.1f} are left",
             "launches": "; no more were planned",
             None: "",

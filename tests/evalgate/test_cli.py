@@ -156,7 +156,7 @@ def test_report_writes_a_page_and_exits_0_whatever_the_verdict(tmp_path, policy)
         (["run", "--resume", "x", "--out", "y"], "--resume"),
         (["gate", "x", "--explain", "--format", "json"], "--explain"),
         (["run", "x", "--until-decided"], "--max-minutes"),
-        (["run", "x", "--max-minutes", "5"], "--until-decided"),
+        (["run", "x", "--max-minutes", "0"], "--max-minutes"),
         (["run", "x", "--until-decided", "--max-minutes", "0"], "--max-minutes"),
         (["run", "x", "--until-decided", "--max-minutes", "5", "--calibrate"], "--calibrate"),
         (["run", "--resume", "x", "--until-decided", "--max-minutes", "5"], "--until-decided"),

@@ -143,6 +143,7 @@ def test_a_policy_beside_a_resume_is_not_passed_over(tmp_path: Path) -> None:
             calibrate=False,
             calibration=None,
             policy="nightly",
+            until_decided=False,
             max_minutes=None,
             kind="text",
         )

@@ -13,6 +13,7 @@ from evalgate.errors import InterruptedRunError, ServerAnswerError, StorageError
 from evalgate.measure import judge_measured
 from evalgate.run import UntilDecided, execute, resume
 from evalgate.spec import Spec, parse_spec
+from evalgate.stopping import TimeLimit
 from evalgate.store import load_run
 from evalgate.verdicts import choose_policy, list_open_rules
 
@@ -211,6 +212,40 @@ def test_an_interrupted_run_keeps_its_records_and_resumes_to_a_valid_verdict(stu
     assert stored.requests[:after] == kept.requests
     verdict = json.loads(judge_measured(stored, tmp_path / "r", None, "json").text)
     assert verdict["invalid_reasons"] == []
+
+
+class Clock:
+    """Minutes by the number of times that somebody has looked."""
+
+    def __init__(self, *minutes: float) -> None:
+        self._minutes = iter(minutes)
+
+    def __call__(self) -> float:
+        return 60 * next(self._minutes)
+
+
+def test_a_launch_that_would_end_after_the_time_limit_is_not_begun(stub, tmp_path):
+    spec, folder = make_spec(stub, blocks=3), tmp_path / "r"
+    plenty_then_none = TimeLimit(10, Clock(0, 1, 9.999999))  # begun; before block 1; before block 2
+    with pytest.raises(InterruptedRunError, match=r"2 of 3 launches .* --resume") as caught:
+        execute(spec, folder, Watcher(), limit=plenty_then_none)
+    kept = load_run(folder)
+    assert kept.run.extra["completed_blocks"] == [0, 1]
+    assert kept.run.extra["failure"] == str(caught.value)
+    assert len(kept.run.extra["block_s"]) == 2
+    assert kept.run.extra["excluded_blocks"] == []
+    with pytest.raises(InterruptedRunError, match="2 of 3 launches"):  # it knows how long one takes
+        resume(folder, Watcher(), limit=TimeLimit(10, Clock(0, 9.999999)))
+    resume(folder, Watcher(), limit=TimeLimit(10, Clock(0, 1)))
+    done = load_run(folder)
+    assert done.run.status == "complete"
+    assert done.run.extra["completed_blocks"] == [0, 1, 2]
+    assert done.requests[: len(kept.requests)] == kept.requests
+
+
+def test_the_first_launch_is_made_whatever_the_time_limit(stub, tmp_path):
+    execute(make_spec(stub), tmp_path / "r", Watcher(), limit=TimeLimit(1e-9))
+    assert load_run(tmp_path / "r").run.status == "complete"
 
 
 def test_a_resume_with_another_spec_is_refused(stub, tmp_path):
@@ -417,6 +452,8 @@ def test_an_interrupted_run_until_decided_goes_on_as_it_was_begun(stub, tmp_path
         measure_until(spec, tmp_path / "r", Watcher(interrupt_after=14), 10)
     kept = load_run(tmp_path / "r").run.extra["sequential"]
     assert (kept["looks"], len(kept["block_s"])) == ([], 1)
+    with pytest.raises(UsageError, match="drop --max-minutes"):  # it has its own
+        resume(tmp_path / "r", Watcher(), limit=TimeLimit(5))
     measure_until(spec, tmp_path / "r", Watcher(), 10, again=True)
     found = load_run(tmp_path / "r").run.extra["sequential"]
     assert found["ended"] == "decided"
