@@ -31,8 +31,8 @@ def estimate_block_s(block_s: Sequence[float], heavy_blocks: int) -> float:
 
 @dataclass
 class TimeLimit:
-    """The minutes that one attempt at a run may take, from now on: where a machine is lent for so
-    long, a launch that would be cut off is better not begun."""
+    """The minutes that one attempt at a run may take, from now on: where a machine is to be had
+    for so long only, a launch that would be cut off is better not begun."""
 
     max_minutes: float
     clock: Callable[[], float] = time.monotonic
