@@ -61,7 +61,8 @@ class RunState:
     """A run in progress. ``done`` and ``excluded`` are the blocks that count and that do not.
 
     ``stopping`` says when a run ends that has no fixed number of blocks, ``limit`` how long this
-    attempt at any other may take; ``block_s``: seconds of the finished blocks.
+    attempt at any other may take; ``block_s``: seconds of the finished blocks, which a stopping
+    run's list is too.
     """
 
     spec: Spec

@@ -91,10 +91,11 @@ def execute(
         # Tasks and replay are evidence that no launch adds to: they are complete at each look.
         heavy = _count_heavy_blocks(spec)
         state.stopping = Stopping(
-            max_minutes=until.max_minutes,
+            limit=TimeLimit(until.max_minutes),
             first_look=max(spec.schedule.blocks, until.first_look, heavy, MIN_LAUNCHES),
             heavy_blocks=heavy,
             open_rules=lambda: until.open_rules(out_dir),
+            block_s=state.block_s,
         )
     _run_blocks(state)
     return out_dir
@@ -165,6 +166,7 @@ def resume(
     if (begun := extra.get("sequential")) is not None:
         assert open_rules is not None, "handed in by every caller that resumes"
         state.stopping = Stopping.restore(begun, open_rules=lambda: open_rules(out_dir))
+        state.block_s = state.stopping.block_s
     _run_blocks(state)
     return out_dir
 
@@ -245,8 +247,6 @@ def _run_blocks(state: RunState) -> None:
             _run_block(state, block, sampler)
             state.done.append(block)
             state.block_s.append(time.monotonic() - started)
-            if state.stopping is not None:
-                state.stopping.end_block(state.block_s[-1])
             state.save()
             block += 1
         state.save(status="complete", finished_at=utc_now())

@@ -31,67 +31,19 @@ def estimate_block_s(block_s: Sequence[float], heavy_blocks: int) -> float:
 
 @dataclass
 class TimeLimit:
-    """The minutes that one attempt at a run may take, from now on: where a machine is to be had
-    for so long only, a launch that would be cut off is better not begun."""
+    """The minutes that a run may take, from now on: where a machine is to be had for so long only,
+    a launch that would be cut off is better not begun.
 
-    max_minutes: float
-    clock: Callable[[], float] = time.monotonic
-    _started: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._started = self.clock()
-
-    @property
-    def left_s(self) -> float:
-        return 60 * self.max_minutes - (self.clock() - self._started)
-
-
-@dataclass
-class Stopping:
-    """The state of such a run; ``block_s`` are the seconds of the finished blocks.
-
-    ``first_look``: launches before the results are looked at. ``heavy_blocks`` as in
-    ``estimate_block_s``. ``open_rules`` names the rules that more launches could decide; it is
-    called when the look lies on disk. ``used_before_s``: of the minutes, what an earlier attempt
-    used.
+    ``used_before_s``: of the minutes, what an earlier attempt used.
     """
 
     max_minutes: float
-    first_look: int
-    heavy_blocks: int
-    open_rules: Callable[[], Sequence[str]]
-    clock: Callable[[], float] = time.monotonic
-    block_s: list[float] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
-    planned_blocks: int | None = None
-    ended: str | None = None
     used_before_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._started = self.clock()
-
-    @classmethod
-    def restore(cls, stored: dict[str, Any], **given: Any) -> Stopping:
-        """Go on from what ``to_json`` stored; ``given``: ``open_rules``, and a clock.
-
-        Raises EvidenceError when something is missing.
-        """
-        try:
-            return cls(
-                max_minutes=stored["max_minutes"],
-                first_look=stored["first_look"],
-                heavy_blocks=stored["heavy_blocks"],
-                block_s=list(stored["block_s"]),
-                looks=[Look(**look) for look in stored["looks"]],
-                planned_blocks=stored["planned_blocks"],
-                used_before_s=stored["used_s"],
-                **given,
-            )
-        except (KeyError, TypeError) as exc:
-            raise EvidenceError(
-                f"run.json: extra.sequential is damaged ({exc!r}): it cannot be resumed, run again"
-            ) from None
 
     @property
     def used_s(self) -> float:
@@ -101,17 +53,60 @@ class Stopping:
     def left_s(self) -> float:
         return 60 * self.max_minutes - self.used_s
 
+
+@dataclass
+class Stopping:
+    """The state of such a run; ``block_s`` are the seconds of the finished blocks, which whoever
+    measures them adds.
+
+    ``first_look``: launches before the results are looked at. ``heavy_blocks`` as in
+    ``estimate_block_s``. ``open_rules`` names the rules that more launches could decide; it is
+    called when the look lies on disk.
+    """
+
+    limit: TimeLimit
+    first_look: int
+    heavy_blocks: int
+    open_rules: Callable[[], Sequence[str]]
+    block_s: list[float] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    planned_blocks: int | None = None
+    ended: str | None = None
+
+    @classmethod
+    def restore(
+        cls,
+        stored: dict[str, Any],
+        open_rules: Callable[[], Sequence[str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Stopping:
+        """Go on from what ``to_json`` stored, with the minutes that are left.
+
+        Raises EvidenceError when something is missing.
+        """
+        try:
+            return cls(
+                limit=TimeLimit(stored["max_minutes"], stored["used_s"], clock),
+                first_look=stored["first_look"],
+                heavy_blocks=stored["heavy_blocks"],
+                open_rules=open_rules,
+                block_s=list(stored["block_s"]),
+                looks=[Look(**look) for look in stored["looks"]],
+                planned_blocks=stored["planned_blocks"],
+            )
+        except (KeyError, TypeError) as exc:
+            raise EvidenceError(
+                f"run.json: extra.sequential is damaged ({exc!r}): it cannot be resumed, run again"
+            ) from None
+
     def _estimate(self) -> float:
         return estimate_block_s(self.block_s, self.heavy_blocks)
-
-    def end_block(self, seconds: float) -> None:
-        self.block_s.append(seconds)
 
     def wants_block(self, done: int, save: Callable[[], None], say: Callable[[str], None]) -> bool:
         """Whether another block is to be measured after ``done`` of them; looks when one is due."""
         if done == 0:
             return True
-        fit = max(0, int(self.left_s / self._estimate()))
+        fit = max(0, int(self.limit.left_s / self._estimate()))
         if done < self.first_look and fit > 0:
             return True
         if not self.looks or self.looks[-1].blocks < done:
@@ -140,7 +135,7 @@ class Stopping:
             return f"{head}: nothing is left that more launches could decide"
         why = {
             "minutes": f"; another takes about {self._estimate() / 60:.1f} minutes, "
-            f"{max(self.left_s, 0) / 60:.1f} are left",
+            f"{max(self.limit.left_s, 0) / 60:.1f} are left",
             "launches": "; no more were planned",
             None: "",
         }[self.ended]
@@ -149,12 +144,12 @@ class Stopping:
     def to_json(self) -> dict[str, Any]:
         """What run.json keeps under ``extra.sequential``: enough to judge, and to go on."""
         return {
-            "max_minutes": self.max_minutes,
+            "max_minutes": self.limit.max_minutes,
             "first_look": self.first_look,
             "heavy_blocks": self.heavy_blocks,
             "planned_blocks": self.planned_blocks,
             "looks": [{"blocks": x.blocks, "spent": x.spent} for x in self.looks],
             "block_s": [round(s, 3) for s in self.block_s],
-            "used_s": round(self.used_s, 3),
+            "used_s": round(self.limit.used_s, 3),
             "ended": self.ended,
         }

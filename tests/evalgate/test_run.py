@@ -226,7 +226,8 @@ class Clock:
 
 def test_a_launch_that_would_end_after_the_time_limit_is_not_begun(stub, tmp_path):
     spec, folder = make_spec(stub, blocks=3), tmp_path / "r"
-    plenty_then_none = TimeLimit(10, Clock(0, 1, 9.999999))  # begun; before block 1; before block 2
+    # It looks when it begins, before the second block, and before the third.
+    plenty_then_none = TimeLimit(10, clock=Clock(0, 1, 9.999999))
     with pytest.raises(InterruptedRunError, match=r"2 of 3 launches .* --resume") as caught:
         execute(spec, folder, Watcher(), limit=plenty_then_none)
     kept = load_run(folder)
@@ -235,8 +236,8 @@ def test_a_launch_that_would_end_after_the_time_limit_is_not_begun(stub, tmp_pat
     assert len(kept.run.extra["block_s"]) == 2
     assert kept.run.extra["excluded_blocks"] == []
     with pytest.raises(InterruptedRunError, match="2 of 3 launches"):  # it knows how long one takes
-        resume(folder, Watcher(), limit=TimeLimit(10, Clock(0, 9.999999)))
-    resume(folder, Watcher(), limit=TimeLimit(10, Clock(0, 1)))
+        resume(folder, Watcher(), limit=TimeLimit(10, clock=Clock(0, 9.999999)))
+    resume(folder, Watcher(), limit=TimeLimit(10, clock=Clock(0, 1)))
     done = load_run(folder)
     assert done.run.status == "complete"
     assert done.run.extra["completed_blocks"] == [0, 1, 2]

@@ -6,7 +6,7 @@ import pytest
 
 from evalgate.errors import EvidenceError
 from evalgate.looks import Look
-from evalgate.stopping import MAX_BLOCKS, Stopping
+from evalgate.stopping import MAX_BLOCKS, Stopping, TimeLimit
 
 
 class Machine:
@@ -19,10 +19,11 @@ class Machine:
         self._open_until = open_until
         self.saves = 0
         self.said: list[str] = []
-        given = {"max_minutes": 10.0, "first_look": 3, "heavy_blocks": 0, **settings}
+        given = {"first_look": 3, "heavy_blocks": 0, **settings}
+        limit = TimeLimit(given.pop("max_minutes", 10.0), clock=lambda: self.now)
         self.stopping = Stopping(
+            limit=limit,
             open_rules=self.find_open,
-            clock=lambda: self.now,
             **given,  # type: ignore[arg-type]
         )
 
@@ -41,7 +42,7 @@ class Machine:
             seconds = block_s if isinstance(block_s, float) else block_s[self.done]
             self.now += seconds
             self.done += 1
-            self.stopping.end_block(seconds)
+            self.stopping.block_s.append(seconds)
         return self.stopping
 
 
@@ -99,12 +100,12 @@ def test_what_was_stored_goes_on_with_the_minutes_that_are_left():
         assert machine.wants_block()
         machine.now += 60
         machine.done += 1
-        machine.stopping.end_block(60.0)
+        machine.stopping.block_s.append(60.0)
     assert machine.wants_block()
     stored = machine.stopping.to_json()
     machine.now += 9999  # nobody measured
     again = Stopping.restore(stored, open_rules=machine.find_open, clock=lambda: machine.now)
-    assert again.used_s == pytest.approx(240)
+    assert again.limit.used_s == pytest.approx(240)
     machine.stopping = again
     assert machine.run().looks[-1] == Look(10, 1.0)
     assert [look.blocks for look in again.looks] == list(range(3, 11))
@@ -114,7 +115,7 @@ def test_a_resumed_run_whose_minutes_are_spent_looks_no_second_time():
     machine = Machine(60.0, open_until=99)
     for _ in range(3):
         machine.done += 1
-        machine.stopping.end_block(60.0)
+        machine.stopping.block_s.append(60.0)
     assert machine.wants_block()
     stored = {**machine.stopping.to_json(), "used_s": 590.0}
     machine.stopping = Stopping.restore(
