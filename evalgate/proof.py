@@ -123,11 +123,12 @@ def _reconcile(
         return
     steps = (evidence.route_steps or {}).get(route)
     per_layer = (evidence.per_layer or {}).get(route) or []
-    if uneven := [n for n in per_layer if n != (per_layer[0] if steps is None else steps)]:
+    each = per_layer[0] if steps is None and per_layer else steps
+    if uneven := [n for n in per_layer if n != each]:
         found.reasons.append(
             f"{where}: {len(uneven)} of {len(per_layer)} layers launched it otherwise than once in "
-            f"each of {per_layer[0] if steps is None else steps} steps (from {min(uneven)} to "
-            f"{max(uneven)} times); some layers did not take the route, see the server's log"
+            f"each of {each} steps (from {min(uneven)} to {max(uneven)} times); some layers did "
+            "not take the route, see the server's log"
         )
     elif steps is not None and launches != evidence.layers * steps:
         found.reasons.append(

@@ -63,7 +63,10 @@ def describe_validation_error(exc: ValidationError, kind: type[BaseModel]) -> st
 
 def show_value(value: Any) -> str:
     """A value from outside as an error message shows it, its end left out where it is long."""
-    text = repr(value)
+    return shorten(repr(value))
+
+
+def shorten(text: str) -> str:
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
 
 

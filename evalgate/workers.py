@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evalgate.errors import EvidenceError
+from evalgate.validation import shorten, show_value
 
 Report = dict[str, Any]
 
@@ -48,7 +49,9 @@ def merge_reports(reports: Sequence[Any], least: int = 1) -> Report:
 def _check_complete(reports: Sequence[Any], least: int) -> None:
     for report in reports:
         if not isinstance(report, dict):
-            raise EvidenceError(f"a worker answers {report!r} instead of its report; {REMEDY}")
+            raise EvidenceError(
+                f"a worker answers {show_value(report)} instead of its report; {REMEDY}"
+            )
     told = {report.get(WORLD_SIZE) for report in reports} - {None}
     if len(told) > 1:
         raise EvidenceError(f"its workers say that they are {_show(told)} in all; {REMEDY}")
@@ -118,5 +121,4 @@ def _list_differences(own: Report, first: Report) -> str:
 
 
 def _show(values: Any) -> str:
-    text = " and ".join(map(str, values))
-    return text if len(text) <= 160 else text[:157] + "..."
+    return shorten(" and ".join(map(str, values)))

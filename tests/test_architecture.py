@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Layers of evalgate, lowest first; a module imports only from layers below its own.
 MEASURING = [
     {"errors"},
-    {"arguments", "metrics", "validation", "workers"},
-    {"records", "redaction"},
+    {"arguments", "metrics", "validation"},
+    {"records", "redaction", "workers"},
     {"spec"},
     {"sse", "routes", "progress", "embedded", "gpu", "server_log", "log_probs", "looks", "store"},
     {"leftovers", "origin"},
