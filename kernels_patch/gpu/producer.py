@@ -88,19 +88,15 @@ def _write(
     if SPLIT:
         if tl.program_id(2) == 0:
             k = tl.load(k_at, mask=present[:, None], other=0.0)
-            _store_k(
-                k, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES
-            )
+            store_k(k, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
         else:
             v = tl.load(v_at, mask=present[:, None], other=0.0)
-            _store_v(
-                v, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES
-            )
+            store_v(v, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
     else:
         k = tl.load(k_at, mask=present[:, None], other=0.0)
         v = tl.load(v_at, mask=present[:, None], other=0.0)
-        _store_k(k, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
-        _store_v(v, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
+        store_k(k, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
+        store_v(v, slot, kv_cache + head * head_stride, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
 
 
 @triton.jit
@@ -111,7 +107,7 @@ def _unit_of(slot, block_stride, BLOCK_SIZE: tl.constexpr, UNIT_BYTES: tl.conste
 
 
 @triton.jit
-def _store_k(
+def store_k(
     x, slot, pages, block_stride,
     BLOCK_SIZE: tl.constexpr, D: tl.constexpr, UNIT_BYTES: tl.constexpr,
 ):  # fmt: skip
@@ -125,7 +121,7 @@ def _store_k(
 
 
 @triton.jit
-def _store_v(
+def store_v(
     x, slot, pages, block_stride,
     BLOCK_SIZE: tl.constexpr, D: tl.constexpr, UNIT_BYTES: tl.constexpr,
 ):  # fmt: skip

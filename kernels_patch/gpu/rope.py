@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels_patch.gpu.device import table_of
-from kernels_patch.gpu.producer import _store_k, _store_v, served_layout
+from kernels_patch.gpu.producer import served_layout, store_k, store_v
 from kernels_patch.gpu.tuning import ProducerTuning
 
 
@@ -98,13 +98,13 @@ def _rope_write(
             heads = key + row * key_token + part * key_head
             k = _rotate(heads, angles, present, half, D, NEOX)
             pages = kv_cache + part * head_stride
-            _store_k(k, slot, pages, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
+            store_k(k, slot, pages, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
         else:
             head = part - KV_HEADS
             heads = value + row * value_token + head * value_head
             v = tl.load(heads[:, None] + tl.arange(0, D)[None, :], mask=present[:, None], other=0.0)
             pages = kv_cache + head * head_stride
-            _store_v(v, slot, pages, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
+            store_v(v, slot, pages, block_stride, BLOCK_SIZE, D, UNIT_BYTES)
 
 
 @triton.jit
